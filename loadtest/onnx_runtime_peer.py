@@ -20,9 +20,10 @@ def onnx_runtime(path: Path) -> Any:
 
 
 def largest_error(mine: Mapping[str, Any], other: Sequence[Any]) -> float:
-    """The largest (difference / largest element) over all outputs; the difference itself if all elements are 0.
+    """The largest error of an output: its largest difference, divided by the largest magnitude in `other`'s output.
 
-    Infinite if shapes, dtypes, strings, maps, infinities or NaNs differ.
+    The difference itself if that output is 0 everywhere; 0 without outputs. Outputs are compared in their order;
+    ValueError if their numbers differ. Infinite if shapes, dtypes, strings, maps, infinities or NaNs differ.
     """
     return max((_error(a, b) for a, b in zip(mine.values(), other, strict=True)), default=0.0)
 

@@ -54,7 +54,7 @@ class Settings(BaseSettings):
         description="Public keys (JWKS file) of an identity provider whose tokens are accepted like API keys; needs "
         "the extra `jwt`.",
     )
-    jwt_issuer: str = Field("", description="Required value of a token's `iss` claim; without it no token is accepted.")
+    jwt_issuer: str = Field("", description="Required value of a token's `iss` claim. Unset: no token is accepted.")
     jwt_audience: str = Field("lathe", description="Required value in a token's `aud` claim.")
     open_management: bool = Field(
         False,
@@ -66,13 +66,14 @@ class Settings(BaseSettings):
         None, description="The certificate's private key (PEM). Unset: the certificate's file contains it."
     )
     tls_client_ca: Path | None = Field(
-        None, description="CA certificates (PEM) for client certificates. If set, clients without one are refused."
+        None, description="CA certificates (PEM). If set, clients need a certificate that one of these CAs signed."
     )
 
     shared_memory: bool | None = Field(
         None,
         description="Whether clients may pass tensors in shared memory of this machine (objects in /dev/shm). The "
-        "server then reads and writes any object that its user may. Unset: only on a loopback address without keys.",
+        "server then reads and writes any object that its user may. Unset: yes on a loopback address without keys and "
+        "tokens, otherwise no.",
     )
 
     # the engine
@@ -119,13 +120,16 @@ class Settings(BaseSettings):
         "thread, which saves two thread switches. 0: all batches run on workers.",
     )
     queue_items: int = Field(
-        2048, ge=1, description="Requests that may wait or run per version. Beyond it requests get 503."
+        2048,
+        ge=1,
+        description="Requests that may wait or run per version. Beyond it a request gets 503: the new one, or the "
+        "newest waiting one of the client that has most.",
     )
     queue_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of input that may wait or run per version. Beyond it requests get 503; a single larger "
-        "request may enter an empty queue. Each element of a BYTES tensor counts as 56 bytes plus its text.",
+        description="Bytes of input that may wait or run per version. Beyond it requests get 503 likewise; a single "
+        "larger request may enter an empty queue. Each element of a BYTES tensor counts as 56 bytes plus its text.",
     )
 
     client_rate: float | None = Field(
@@ -204,7 +208,7 @@ class Settings(BaseSettings):
         1 * KIB,
         gt=0,
         description="Least average bytes per second of a request body, not counting its first 20 seconds. For uploads, "
-        "the first `LATHE_BODY_TIMEOUT` seconds do not count; that is also the longest pause.",
+        "the first `LATHE_BODY_TIMEOUT` seconds do not count, and no pause may be longer than `LATHE_BODY_TIMEOUT`.",
     )
     min_send_rate: float = Field(
         16 * KIB,
@@ -245,10 +249,12 @@ class Settings(BaseSettings):
     )
     strict_readiness: bool = Field(
         True,
-        description="Not ready (503) while a live version is not in memory. False: not ready only until the server has "
-        "tried to load each live version once.",
+        description="Not ready (503) while a live version is not in memory, unless it is being loaded and another "
+        "version answers meanwhile. False: not ready only until the server has tried to load each live version once.",
     )
-    drain_timeout: float = Field(20.0, gt=0, description="Time that accepted requests get to finish after SIGTERM.")
+    drain_timeout: float = Field(
+        20.0, gt=0, description="Time that accepted requests get to finish after SIGTERM or Ctrl-C."
+    )
     otlp_endpoint: str | None = Field(
         None,
         description="URL of an OpenTelemetry collector (OTLP over HTTP) for traces; needs the extra `otel`.",
@@ -307,7 +313,11 @@ class Settings(BaseSettings):
     max_jobs_files: int = Field(
         64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which new jobs are refused."
     )
-    keep_jobs: int = Field(200, ge=0, description="Ended jobs that are kept; older ones are deleted with their files.")
+    keep_jobs: int = Field(
+        200,
+        ge=0,
+        description="Ended jobs that are kept. When a job is submitted, older ones are deleted with their files.",
+    )
 
     # repository
     poll_interval: float = Field(
@@ -316,7 +326,9 @@ class Settings(BaseSettings):
     settle_time: float = Field(
         2.0, ge=0, description="Time a hand-copied version must stay unchanged before a running server imports it."
     )
-    max_upload: int = Field(4 * GIB, ge=1, description="Largest model file that may be uploaded.")
+    max_upload: int = Field(
+        4 * GIB, ge=1, description="Largest upload of a version: a model file, or an archive with its other files."
+    )
     max_staging: int = Field(
         16 * GIB,
         ge=1,
@@ -335,7 +347,10 @@ class Settings(BaseSettings):
         description="Size of all compiled models beyond which the least recently used ones are deleted, except those "
         "in memory.",
     )
-    auto_promote: bool = Field(False, description="Make uploads live at once, even without promote=true.")
+    auto_promote: bool = Field(
+        False,
+        description="Make uploads live at once, even without promote=true; also results of jobs that no gate refuses.",
+    )
     child_timeout: float = Field(
         600.0,
         gt=0,

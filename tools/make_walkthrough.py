@@ -33,7 +33,8 @@ PAGE = """\
 <!-- Written by `make docs` (tools/make_walkthrough.py) from the compiler's own output; a test holds it true. -->
 
 This page follows a dense layer with a Relu and a Softmax from ONNX to machine code. The listings come from the
-compiler. For your own models, `print(graph)` and `session.explain()` print the graph, the passes and the kernels.
+compiler. For your own models, `print(graph)` prints the graph, and `print(session.explain())` the passes and the
+kernels.
 
 ## 1. Imported
 
@@ -80,7 +81,7 @@ This plan has a kernel for each node, in order, and an address for each operand.
 ## 5. One kernel as LLVM assembly
 
 The first kernel has {lines} lines, because register tiles are unrolled. Its arguments are the table of operand
-addresses, `n`, the index of the thread, the number of threads, and the counter from which threads take tiles. It
+addresses, `n`, the index of the thread, the number of threads, and the counter from which threads take tasks. It
 begins:
 
 ```llvm

@@ -23,7 +23,8 @@ of threads give the same weights, bit for bit, on machines of the same kind.
 ```toml
 {example}```
 
-An empty default means that the key is required, `-` that it may be left out.
+An empty default means that the key is required, `-` that it may be left out. Settings without a default may be left
+out, too, unless `(required)` follows.
 
 | Key | Default | Meaning |
 |---|---|---|

@@ -117,7 +117,8 @@ class ClientQuota(_Section):
         default=None,
         ge=1,
         strict=False,
-        description="Rows that a client may send at once under the rate limit; default: those of one second.",
+        description="Rows that a client may send at once under the rate limit; default: those of one second, at least "
+        "one.",
     )
 
     @property
@@ -168,15 +169,16 @@ class VersionPolicy(_Section):
         default=None,
         ge=1,
         le=1000,
-        description="Number of versions to keep in memory in addition to those that aliases need: the highest ones "
-        "that can be loaded. Default: 1, unless `all` or `specific` is set.",
+        description="Keep this many versions in memory: the highest ones that can be loaded. Those that aliases need "
+        "stay as well, and may be among them. Default: 1, unless `all` or `specific` is set.",
     )
     all: bool = Field(default=False, description="Keep all versions in memory.")
     specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
         strict=False,
-        description="Versions to keep in memory. Retention does not delete them, and no other version goes live by "
-        "itself.",
+        description="Versions to keep in memory; those that aliases need stay as well. Retention does not delete the "
+        "listed ones, and no other version goes live by itself. At most one of `latest`, `all` and `specific` may be "
+        "set.",
     )
 
     def chosen(self, versions: Collection[int]) -> list[int]:
@@ -266,8 +268,8 @@ class ModelConfig(_Section):
     )
     label_filename: dict[str, FileName] = Field(
         default={},
-        description="Table from output names to files beside this one, which have a class name per line (UTF-8). The "
-        "classification extension then answers `value:index:label`. The files are read together with this one.",
+        description="Table from output names to files beside `config.toml`, which have a class name per line (UTF-8). "
+        "The classification extension then answers `value:index:label`. A change of `config.toml` has them read again.",
     )
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()

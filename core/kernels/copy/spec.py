@@ -344,9 +344,10 @@ def pad(request: Request) -> KernelCall | None:
 
 
 def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
-    """The widths that a Pad adds before and after each axis, as pairs; negative ones crop.
+    """The widths that a Pad adds before and after each axis, as pairs: numbers or dimensions; negative ones crop.
 
-    None if they or the axes are inputs, if `pads` is missing or has an odd length, or if elements cannot be copied.
+    None if they or the axes are inputs, if `pads` is missing or has an odd length, if elements have no fixed size that
+    registers hold, or if a shape cannot be planned.
     """
     pads = integers(node, "pads")
     computed = node.input(1) is not None or node.input(3) is not None

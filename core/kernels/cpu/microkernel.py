@@ -187,7 +187,7 @@ def for_each_panel(
 
 
 def _least_tasks(k: Kernel) -> Val:
-    """The least number of tasks of a product: 1 for a single thread."""
+    """The number of tasks to aim for at least: 1 for a single thread, otherwise `_TASKS_PER_THREAD` per thread."""
     return k.ops.select(k.threads.equals(1), 1, k.threads * _TASKS_PER_THREAD)
 
 

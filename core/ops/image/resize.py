@@ -344,10 +344,10 @@ def _clamp_to_border(indices: Any, axis: Axis) -> Any:
 
 
 def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
-    """The first tap's distance from the position rounded down, and the weights of the taps, [out, taps].
+    """The first tap's offset from the position rounded down (0 linear, -1 cubic, or less), and weights [out, taps].
 
-    `ratio` is the fractional part of each position, [out]. With `antialias` the filter is stretched by 1/scale when the
-    axis shrinks.
+    `ratio` is the fractional part of each position, [out]. With `antialias` and a shrinking axis the filter is
+    stretched by 1/scale, and the weights of a position add up to 1. Errors as `_check_reach`.
     """
     reach, shrink = _check_reach(c, float(axis.scale))
     first = int(np.floor(-reach / shrink)) + 1
@@ -359,7 +359,8 @@ def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
 def _check_reach(c: NodeView, scale: float) -> tuple[int, float]:
     """The reach of a filter in pixels (1 linear, 2 cubic), and the scale, at most 1, by which it is divided.
 
-    It is divided if `antialias` is set and the axis shrinks. ModelError beyond `_MOST_TAPS` samples per result.
+    It is divided if `antialias` is set and the axis shrinks. Fails (`c.fail`) if the divided reach is above
+    `_MOST_TAPS`.
     """
     shrink = scale if c.attr("antialias") and scale < 1 else 1.0
     reach = 1 if c.attr("mode") == "linear" else 2

@@ -94,10 +94,14 @@ class StandIn(Protocol):
 class ShapeCompiler:
     """How code for a shape is compiled.
 
-    `now` compiles in the calling thread. The stages of `later` run in the background and replace each other, each one
-    better; without any stage, a run waits for code of its shape, unless the stand-in serves it. `is_cached` says
-    whether `now` only has to load cached code. `general` is the stand-in, if there is one. The first run of a session
-    waits for the code of its shape, unless `first` is true or the stand-in is quick.
+    `now` compiles in the calling thread. `later` are stages in the background. Stage 0 compiles instead of `now`, for a
+    shape that no run has to wait for. Each further stage replaces the code of the one before, or of `now`, unless that
+    code is `last`. Without stages, a run waits for code of its shape, unless the stand-in serves it. `is_cached` says
+    whether `now` only has to load cached code. `general` is the stand-in, if there is one.
+
+    While no shape is cached, as in the first run of a session, or only shapes whose code is a placeholder
+    (`serves_none`), a run waits for code of its shape, unless `first` is true or the stand-in is quick. With `first`,
+    which needs a stage, a stand-in that is not in the cache is prepared in the background.
     """
 
     now: Callable[[CodeBinding], ShapeCode]

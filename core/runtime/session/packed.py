@@ -180,7 +180,11 @@ class LazyPacked:
 
 
 class _Results:
-    """Results so far: by feed, parts of the outputs (`parts`), and values with one row per sequence (`pools`)."""
+    """Results so far.
+
+    `parts`: for each feed, by output, pairs of a part's first row in the feed and its array. `pools`: by name, the
+    values for the code for whole sequences: for each run of the code for tokens its items, and one row per sequence.
+    """
 
     def __init__(self, feeds: int) -> None:
         self.parts: list[dict[str, list[tuple[int, NDArray[Any]]]]] = [{} for _ in range(feeds)]

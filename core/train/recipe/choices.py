@@ -75,7 +75,9 @@ class Span(Section):
     """A duration within the training, either in epochs or in updates."""
 
     epochs: float | None = Field(default=None, gt=0, description="Duration in epochs, which may be a fraction.")
-    updates: int | None = Field(default=None, ge=1, description="Duration in updates of the weights.")
+    updates: int | None = Field(
+        default=None, ge=1, description="Duration in updates of the weights, instead of `epochs`."
+    )
 
     @model_validator(mode="after")
     def _check_unit(self) -> Self:
@@ -117,9 +119,9 @@ class Constant(_Schedule):
 class Steps(_Schedule):
     """Step decay."""
 
-    kind: Literal["steps"] = Field(description="Step decay: the rate is multiplied by `factor` after each step.")
-    every: Span = Field(description="Duration of each step.")
-    factor: float = Field(default=0.1, gt=0, description="Factor of the rate after each step.")
+    kind: Literal["steps"] = Field(description="Step decay: the rate is multiplied by `factor` at even intervals.")
+    every: Span = Field(description="Duration between two changes of the rate.")
+    factor: float = Field(default=0.1, gt=0, description="Factor of the rate at each change.")
 
     def after_warm_up(self, rate: float, updates: int, per_epoch: float) -> Schedule:
         return schedules.Steps(rate, self.every.count(per_epoch), self.factor)

@@ -58,7 +58,7 @@ def _read_text(path: Path) -> str:
 
 
 def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:
-    """The ONNX model with class names in its metadata; unchanged for None."""
+    """The ONNX model with class names as its only metadata; unchanged for None. DecodeError for invalid bytes."""
     if classes is None:
         return model
     proto = onnx.load_model_from_string(model)

@@ -141,7 +141,7 @@ class OnnxModel(Section):
 class ParentModel(Section):
     """The published version that the job fine-tunes."""
 
-    parent: Literal[True] = Field(description="Fine-tune the job's model.")
+    parent: Literal[True] = Field(description="Fine-tune the job's model, or the file of `lathe train --parent`.")
     trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
     head: Literal["keep", "replace"] = Field(
         default="keep", description="`keep`; or `replace`: start with a new last layer, for other classes or targets."
@@ -169,7 +169,7 @@ Model: TypeAlias = Annotated[
 class Clip(Section):
     """Gradient clipping."""
 
-    norm: float | None = Field(default=None, gt=0, description="Bound of the norm of all gradients.")
+    norm: float | None = Field(default=None, gt=0, description="Bound of the norm of all gradients together.")
     value: float | None = Field(default=None, gt=0, description="Bound of the absolute value of each gradient.")
 
 
@@ -185,8 +185,10 @@ class Stop(Section):
 class Checkpoints(Section):
     """How often checkpoints are written. One is always written when training ends or a job is stopped."""
 
-    seconds: float | None = Field(default=60.0, gt=0, description="Approximate time between two checkpoints.")
-    steps: int | None = Field(default=None, ge=1, description="Batches between two checkpoints.")
+    seconds: float | None = Field(default=60.0, gt=0, description="Approximate longest time between two checkpoints.")
+    steps: int | None = Field(
+        default=None, ge=1, description="Most batches between two checkpoints; `seconds` holds, too."
+    )
 
 
 class Recipe(Section):
@@ -236,7 +238,7 @@ class Recipe(Section):
         default=None,
         ge=1,
         description="Most bytes of intermediate values in a step, on the CPU only. Activations that do not fit are "
-        "recomputed. If the bound is not reached, the training ends with an error.",
+        "recomputed. If no plan stays within the bound, the training ends with an error.",
     )
     device: str = Field(
         default="cpu",

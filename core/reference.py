@@ -13,7 +13,7 @@ from lathe.core.ir.dim import SymDim, affine, symbols
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef import registry
-from lathe.core.ops.opdef.inference import forget_types, infer_graph
+from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.passes.lowering.input_variants import with_default_inputs
 
 
@@ -56,7 +56,6 @@ def _with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph | None:
     if not sizes:
         return None
     copy = graph.clone(sizes)
-    forget_types(copy)
     try:
         infer_graph(copy)
     except ModelError:

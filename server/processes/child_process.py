@@ -165,29 +165,26 @@ async def connect_or_kill(
 
     If that fails, or if the task is cancelled meanwhile, kills the child, waits for its end, and raises the error.
     """
-    connecting = asyncio.ensure_future(_connect(child, stdout, stderr, prepare))
+    connecting: asyncio.Future[None] | None = None
     try:
+        prepare()
+        connecting = asyncio.ensure_future(_connect(child, stdout, stderr))
         await asyncio.shield(connecting)
     except BaseException:
         kill(child)
-        await asyncio.wait([connecting])
-        pipes = [read_tail(pipe) for pipe in (child.stdout, child.stderr) if pipe]
-        await asyncio.gather(child.wait(), *pipes, return_exceptions=True)
-        raise
-
-
-async def _connect(
-    child: Child, stdout: IO[bytes] | None, stderr: IO[bytes] | None, prepare: Callable[[], None]
-) -> None:
-    try:
-        prepare()
-        child.stdout = await open_reader(stdout)
-        child.stderr = await open_reader(stderr)
-    except BaseException:
+        if connecting is not None:
+            await asyncio.wait([connecting])
         for pipe, reader in ((stdout, child.stdout), (stderr, child.stderr)):
             if pipe is not None and reader is None:  # a reader closes its pipe
                 pipe.close()
+        tails = [read_tail(reader) for reader in (child.stdout, child.stderr) if reader]
+        await asyncio.gather(child.wait(), *tails, return_exceptions=True)
         raise
+
+
+async def _connect(child: Child, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
+    child.stdout = await open_reader(stdout)
+    child.stderr = await open_reader(stderr)
 
 
 def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:

@@ -88,6 +88,8 @@ class Reconciler:
                 await self._loader.rebuild(model, version)
                 return
             except Exception as error:  # any failure: the old build answers, and the other versions are built
+                if version not in model.loaded:  # unloaded meanwhile
+                    return
                 failure = model.rebuild_failures[version] = as_server_error(error)
                 fields = log_fields(model=model.name, version=version, code=failure.code)
                 log.error("%s:%d cannot be built again: %s", model.name, version, failure.message, extra=fields)

@@ -88,8 +88,8 @@ begins:
 {head}
 ```
 
-The innermost loop of its largest tile takes one element of each of {rows} rows of `x`. It broadcasts the element to the
-{lanes} lanes of a register, and multiplies it by {lanes} weights. It begins:
+An iteration of the innermost loop of its largest tile does several steps. A step takes one element of each of {rows}
+rows of `x`, broadcasts it to the {lanes} lanes of a register, and multiplies it by {lanes} weights. The loop begins:
 
 ```llvm
 {loop}
@@ -97,8 +97,8 @@ The innermost loop of its largest tile takes one element of each of {rows} rows 
 
 ## 6. The same loop as machine code
 
-LLVM's code for `{cpu}` loads the weights. Then it does a broadcast and a fused multiply-add for each row. The sums
-stay in registers.
+In LLVM's code for `{cpu}`, a step is a broadcast and a fused multiply-add for each row. The weights of some steps are
+loaded ahead. The sums stay in registers, except that LLVM puts one on the stack between some steps.
 
 ```asm
 {machine}

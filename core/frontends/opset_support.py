@@ -44,7 +44,11 @@ def min_inputs(op: str, domain: str) -> int:
 
 
 def _fits(node: Node, domain: str, version: int) -> bool:
-    """Whether an opset has the operator with the same meaning, and allows these attributes and types."""
+    """Whether an opset has the node's operator with the same meaning, and allows the node's form.
+
+    The form is its attributes, and the number and types of its inputs and outputs. Always true for a custom operator,
+    which has no schema.
+    """
     if registry.revisions([node.op]):
         return True  # a custom operator: there is no schema
     schema = _schema(node.op, domain, version)

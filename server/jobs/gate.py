@@ -36,7 +36,7 @@ class Gate(_Table):
     """The conditions under which a result may move the alias. Without conditions every result passes."""
 
     min: dict[str, float] = Field(default={}, description="Lower bounds of metrics: {accuracy = 0.98}.")
-    max: dict[str, float] = Field(default={}, description="Upper bounds of metrics: {loss = 0.5}.")
+    max: dict[str, float] = Field(default={}, description="Upper bounds of metrics: {log_loss = 0.5}.")
     not_worse_than_live: NotWorse | None = Field(
         default=None, description="Comparison with the version that the alias names; passes if there is none."
     )

@@ -37,7 +37,10 @@ def copy_band(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, number
 
 
 def _copy_image(k: Kernel, spec: AmxSpec, image: Pointer, target: Pointer, first: Val) -> None:
-    """Copy the lines of an image that the results from line `first` on need, plane by plane."""
+    """Copy the lines of an image that one band's results need, which begin at line `first`, plane by plane.
+
+    Lines outside the image are filled with padding, and so is one more line at the end of each plane.
+    """
     flat, y = spec.flat, spec.windows[0]
     for number, remainder in enumerate(flat.planes):
         plane = target.at(number * flat.plane_pixels * spec.depth)

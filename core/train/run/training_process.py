@@ -1,6 +1,6 @@
 """Runs a training in a child process: `python -m lathe.core.train.run.training_process FOLDER --dataset PATH`.
 
-FOLDER/recipe.json is the recipe: see recipe.py. Options and exit statuses are those of job_process.py.
+FOLDER/recipe.json is the recipe (core/train/recipe/recipe.py). Options and exit statuses are those of job_process.py.
 """
 
 from __future__ import annotations

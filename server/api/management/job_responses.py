@@ -27,7 +27,7 @@ class JobResult(ResponseBody):
 
     model: str
     version: int | None = Field(description="Null if it was not published.")
-    moved_alias: bool = Field(description="Whether the gate allowed the alias to move to it.")
+    moved_alias: bool = Field(description="Whether the alias moved to it.")
     decision: dict[str, Any] = Field(description="The gate's decision, with its reasons.")
 
     @classmethod

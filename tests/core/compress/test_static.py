@@ -64,6 +64,7 @@ RESIDUAL = model(
 )  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("activations", [DType.UINT8, DType.INT8])
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -70,6 +70,7 @@ def error(got: np.ndarray, exact: np.ndarray) -> float:
     return float(np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", ["nearest", "gptq", "awq"])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 128), (4, 0), (8, 16), (8, 0)])

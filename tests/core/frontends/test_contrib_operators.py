@@ -169,6 +169,7 @@ SAME = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("draw", SAME, ids=lambda draw: draw.__name__)
 def test_contributed_forms_of_onnx_operators(draw: Callable[[Generator], Case], seed: int) -> None:
@@ -503,7 +504,7 @@ NEWER = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("draw", NEWER, ids=lambda draw: draw.__name__)
 def test_parts_of_newer_decoders(draw: Callable[[Generator], Case], seed: int) -> None:

@@ -59,6 +59,7 @@ def check(kernel: NodeKernel, *arrays: Array, threads: int = 1) -> None:
     kernel.check(*arrays, threads=threads, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
 
 
+@pytest.mark.sample(3)
 @each_target
 @pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize(("bits", "block"), [(8, 96), (8, 24), (4, 32), (4, 16), (2, 32), (1, 32)])
@@ -76,6 +77,7 @@ def test_numbers_that_do_not_count_up(target: Target) -> None:
         check(kernel, floats(n, 64))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("numbers", [None, _CURVE], ids=["linear", "curve"])
 @pytest.mark.parametrize("columns", [1, 16, 17, 64, 65, 130])
 @pytest.mark.parametrize("depth", [1, 7, 33, 100])

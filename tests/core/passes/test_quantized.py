@@ -110,6 +110,7 @@ def test_gemm_with_swapped_weights_and_any_depth(depth: int) -> None:
     check(network(write, depth), floats(5, depth), quantum=0.1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize(
     ("channels", "kernel", "attrs"),

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_onnx_runtime(case: str) -> None:
     kernel, attrs = CASES[case]

@@ -68,6 +68,7 @@ def compiled(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Any:
         return got
 
 
+@pytest.mark.sample(7)
 @LEFT
 @RIGHT
 @pytest.mark.parametrize("point", ["none", "least", "greatest", "each"])
@@ -84,6 +85,7 @@ def test_a_batch_of_weights(right: Any) -> None:
     check("MatMulInteger", x, np.array(99, np.uint8), weight, whole_range(right, 3, 1, 5), known=False)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.sample(4)
 @LEFT
 @RIGHT

@@ -86,7 +86,6 @@ def test_a_batch_of_weights(right: Any) -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.sample(4)
 @LEFT
 @RIGHT
 @pytest.mark.parametrize("point", ["none", "least", "greatest"])

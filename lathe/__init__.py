@@ -6,7 +6,7 @@
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
 with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` converts products to int8,
-`quantize_weights` stores weights in 4 bits, `gradients` differentiates a graph, `register_op` adds a custom operator.
+`quantize_weights` stores weights in few bits, `gradients` differentiates a graph, `register_op` adds a custom operator.
 `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.

@@ -152,7 +152,7 @@ def _interleaved(runs: dict[str, Run], calls: int, rounds: int) -> dict[str, flo
 
 
 def broken_limits(table: Sequence[Row]) -> list[str]:
-    """What misses a limit: one row's bandwidth, or many rows' speed against float32."""
+    """Returns a message for each row that misses a limit: one row's bandwidth, or many rows' speed against float32."""
     exact = {row.rows: row for row in table if row.kind == _EXACT}
     found = []
     for row in table:

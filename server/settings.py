@@ -128,8 +128,9 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of input that may wait or run per version. Beyond it requests get 503 likewise; a single "
-        "larger request may enter an empty queue. Each element of a BYTES tensor counts as 56 bytes plus its text.",
+        description="Bytes of input that may wait or run per version. Beyond this limit, requests get status 503; a "
+        "single larger request may enter an empty queue. Each element of a BYTES tensor counts as 56 bytes plus its "
+        "text.",
     )
 
     client_rate: float | None = Field(

@@ -156,7 +156,10 @@ class Editor:
         self.graph.outputs = [new if value is old else value for value in self.graph.outputs]
 
     def _release(self, node: Node | None) -> None:
-        """Marks a node as dead if its outputs have no readers and are not live, then its inputs' producers likewise."""
+        """Marks a node as dead if its outputs have no readers and are not live at the graph's end.
+
+        The producers of its inputs are then marked by the same rule.
+        """
         pending = [node]
         while pending:
             node = pending.pop()

@@ -241,7 +241,7 @@ def _is_blank(line: bytes) -> bool:
 
 
 def _header(file: TableFile) -> tuple[list[str], bool, str, int]:
-    """What the first line with text says: names of the columns, whether it is a header, the delimiter, its number.
+    """Reads the first line with text; returns the columns' names, whether it is a header, its delimiter and its number.
 
     A first line with a number in it is data, not a header, unless it numbers the columns 0, 1, 2 and so on. Columns
     without a name are called `column0`, `column1` and so on. DataError for an empty or unreadable file, a line that is

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lathe.core.codegen import llvm_ir
 from lathe.core.codegen.lang import Kernel, Val
 from lathe.core.ir.types import DType
+from lathe.core.kernels.shared.number_tables import first_of_count
 
 F32, I32 = DType.FLOAT32, DType.INT32
 _PERMUTE = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}  # VPERMPS; the key is the number of lanes
@@ -23,11 +24,9 @@ class Lookup:
     def __init__(self, kernel: Kernel, numbers: Sequence[float], lanes: int) -> None:
         self._kernel, self._numbers, self._lanes = kernel, tuple(numbers), lanes
         has_permute = kernel.target.name in ("avx512", "avx2") and lanes in _PERMUTE
-        first = self._numbers[0]
-        counts_up = first.is_integer() and all(number == first + i for i, number in enumerate(self._numbers))
+        self._first = first_of_count(self._numbers)
         # One instruction where a register holds the whole table; with halves of it, counting is faster.
-        self._permutes = has_permute and (len(self._numbers) <= lanes or not counts_up)
-        self._counts_up = counts_up
+        self._permutes = has_permute and (len(self._numbers) <= lanes or self._first is None)
         # VPERMPS reads as many bits as its table has indices: a smaller table is repeated.
         self._tables = [self._table(start) for start in range(0, len(self._numbers), lanes)] if self._permutes else []
 
@@ -40,9 +39,8 @@ class Lookup:
             is_upper = ~k.ops.bit_and(words, self._lanes).equals(0)
             return k.ops.select(is_upper, found[1], found[0])
         index = k.ops.bit_and(words, count - 1)
-        if self._counts_up:
-            first = int(self._numbers[0])
-            return (index + first if first else index).cast(F32)
+        if self._first is not None:
+            return (index + self._first if self._first else index).cast(F32)
         result = k.constant(self._numbers[0], F32, self._lanes)
         for i, number in enumerate(self._numbers[1:], 1):
             result = k.ops.select(index.equals(i), k.constant(number, F32, self._lanes), result)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.compress.products import between_layouts
 from lathe.core.ir.graph import Node
 from lathe.core.passes.rewrite.editor import Editor
 
@@ -20,8 +21,7 @@ def mean_error(node: Node, difference: NDArray[np.float32], mean: NDArray[np.flo
     `mean` has a number for each channel of the input of a Conv, or for each column of that of a MatMul or Gemm.
     """
     if node.op != "Conv":
-        matrix = difference.T if node.attrs.get("transB") else difference
-        return np.asarray(mean @ matrix, np.float32)
+        return np.asarray(mean @ between_layouts(node, difference), np.float32)
     sums = difference.reshape(*difference.shape[:2], -1).sum(axis=-1, dtype=np.float64)  # [outputs, inputs of a group]
     groups = len(mean) // sums.shape[1]
     by_group = sums.reshape(groups, -1, sums.shape[1])

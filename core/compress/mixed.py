@@ -77,9 +77,10 @@ def _measure(calibrated: Calibrated, feeds: Feeds, exact: Outputs, threads: int 
     for index in calibrated.products:
         node = calibrated.graph.nodes[index]
         error = _error(calibrated, {index}, feeds, exact, threads)
-        weights = node.required_input(1).tensor.size
+        weights = calibrated.graph.constant_of(node.required_input(1))
+        assert weights is not None, "products have constant weights"
         times = exact_times.get(node.name, 0), integer_times.get(node.name, 0)
-        found[index] = LayerChoice(node.name, node.op, int(weights), error, *times)  # type: ignore[arg-type]
+        found[index] = LayerChoice(node.name, node.op, weights.size, error, *times)
     return found
 
 

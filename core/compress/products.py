@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,4 +61,9 @@ def matrix_of(editor: Editor, node: Node) -> NDArray[np.float32] | None:
     weights = editor.array(node.input(1))
     if weights is None or weights.ndim != 2:
         return None
-    return np.ascontiguousarray(weights.T if node.attrs.get("transB") else weights)
+    return between_layouts(node, weights)
+
+
+def between_layouts(node: Node, matrix: NDArray[Any]) -> NDArray[Any]:
+    """The weights of a MatMul or Gemm as [K, N], or such a matrix in the layout of the node: transposed for transB."""
+    return np.ascontiguousarray(matrix.T if node.attrs.get("transB") else matrix)

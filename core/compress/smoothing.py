@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lathe.core.compress.calibration import Feeds, collect_channels
 from lathe.core.compress.channel_scales import divide_input
-from lathe.core.compress.products import matrix_of
+from lathe.core.compress.products import between_layouts, matrix_of
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.passes.rewrite.editor import Editor
 
@@ -52,5 +52,5 @@ def smooth(
 def _multiply_weights(editor: Editor, node: Node, matrix: NDArray[np.float32]) -> None:
     """Give a product the weights [K, N] in its own layout."""
     value = node.required_input(1)
-    stored = np.ascontiguousarray(matrix.T if node.attrs.get("transB") else matrix)
-    editor.set_inputs(node, [node.inputs[0], editor.constant(stored, f"{value.name}_smoothed"), *node.inputs[2:]])
+    stored = editor.constant(between_layouts(node, matrix), f"{value.name}_smoothed")
+    editor.set_inputs(node, [node.inputs[0], stored, *node.inputs[2:]])

@@ -27,7 +27,7 @@ from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType
 from lathe.core.passes.rewrite.editor import Editor
 
-_ACTIVATIONS, _WEIGHTS = (DType.UINT8, DType.INT8), (DType.INT8,)
+_ACTIVATIONS = (DType.UINT8, DType.INT8)
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,20 @@ class _Rewriting:
 
     def quantize(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            if node.op in CHANNEL_AXIS and self._means:
-                self._correct(node)
-            inputs = [self._activation(node, value) for value in node.inputs[:2]]
-            if node.op in CHANNEL_AXIS:
-                grid, inputs[1] = self._weights(node)
-                inputs += [self._bias(node, grid)] if node.input(2) is not None else []
+            is_product = node.op in CHANNEL_AXIS
+            inputs = self._product(node) if is_product else [self._activation(node, value) for value in node.inputs]
             self._editor.set_inputs(node, inputs)
+
+    def _product(self, node: Node) -> list[Value | None]:
+        """The inputs of a product, converted; its bias is first corrected if there are means."""
+        weights, grid, axis = self._grid_of_weights(node)
+        whole = grid.quantized(weights, axis)
+        mean = self._means[node.required_input(0).name] if self._means else None
+        if mean is not None and mean.size:
+            add_to_bias(self._editor, node, mean_error(node, weights - grid.dequantized(whole, axis), mean))
+        activation = self._activation(node, node.inputs[0])
+        stored = self._stored(node, grid, whole, axis, node.required_input(1).name)
+        return [activation, stored, *([self._bias(node, grid)] if node.input(2) is not None else [])]
 
     def _activation(self, anchor: Node, value: Value | None) -> Value | None:
         if value is None or self._editor.array(value) is not None:
@@ -204,19 +211,6 @@ class _Rewriting:
             whole = self._editor.emit(anchor, "QuantizeLinear", value, scale, zero)
             self._converted[value] = self._editor.emit(anchor, "DequantizeLinear", whole, scale, zero)
         return self._converted[value]
-
-    def _correct(self, node: Node) -> None:
-        """Take the mean error of the rounded weights of a product out of its results."""
-        weights, grid, axis = self._grid_of_weights(node)
-        mean = self._means[node.required_input(0).name]
-        if mean.size:
-            rounded = grid.dequantized(grid.quantized(weights, axis), axis)
-            add_to_bias(self._editor, node, mean_error(node, weights - rounded, mean))
-
-    def _weights(self, node: Node) -> tuple[Grid, Value]:
-        """The grid of the weights of a product, and the weights as a DequantizeLinear of integers."""
-        weights, grid, axis = self._grid_of_weights(node)
-        return grid, self._stored(node, grid, grid.quantized(weights, axis), axis, node.required_input(1).name)
 
     def _grid_of_weights(self, node: Node) -> tuple[NDArray[np.float32], Grid, int]:
         """The weights of a product, their grid, and the axis of the output channels."""

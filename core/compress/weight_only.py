@@ -19,7 +19,7 @@ from lathe.core.compress.calibration import Feeds, collect_moments
 from lathe.core.compress.channel_scales import divide_input
 from lathe.core.compress.gptq import round_with_corrections
 from lathe.core.compress.moments import Moments
-from lathe.core.compress.products import check_skipped, matrix_of, prepare
+from lathe.core.compress.products import between_layouts, check_skipped, matrix_of, prepare
 from lathe.core.errors import DataError, UnsupportedError
 from lathe.core.ir.graph import Attr, Graph, Node
 from lathe.core.passes.rewrite.editor import Editor
@@ -166,15 +166,14 @@ def _store(editor: Editor, product: _Product, grid: BlockGrid, codes: NDArray[np
     """Replace the weight of a product by a DequantizeLinear of codes, in the layout of the weight."""
     node, name = product.node, getattr(product.node.input(1), "name", "weight")
     is_transposed = bool(node.attrs.get("transB"))
-    stored = codes.astype(grid.dtype.numpy)
     scale, zero = grid.scale, grid.zero.astype(grid.dtype.numpy)
     attrs: dict[str, Attr] = {"axis": int(is_transposed), "block_size": grid.block}
     if grid.block >= len(codes):  # one scale for each column
         scale, zero = scale[0], zero[0]
         attrs = {"axis": 0 if is_transposed else 1}
-    elif is_transposed:
-        scale, zero = scale.T, zero.T
-    arrays = [np.ascontiguousarray(stored.T if is_transposed else stored), *map(np.ascontiguousarray, (scale, zero))]
+    else:
+        scale, zero = between_layouts(node, scale), between_layouts(node, zero)
+    arrays = (between_layouts(node, codes.astype(grid.dtype.numpy)), scale, zero)
     constants = [
         editor.constant(array, f"{name}_{suffix}")
         for array, suffix in zip(arrays, ("codes", "scale", "zero_point"), strict=True)

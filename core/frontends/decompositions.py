@@ -63,7 +63,9 @@ def _dequantized_matmul(w: Writer, node: Node) -> Sequence[Value]:
     assert a is not None and codes is not None and scales is not None, registry.describe(node)
     numbers, block = node.attrs["numbers"], node.attrs["block"]
     assert isinstance(numbers, tuple) and isinstance(block, int), registry.describe(node)
-    block_of_row = w.emitter.constant(np.arange(int(codes.shape[0])) // block)  # type: ignore[arg-type]
+    depth = codes.shape[0]
+    assert isinstance(depth, int), registry.describe(node)
+    block_of_row = w.emitter.constant(np.arange(depth) // block)
     weight = _cast(w, codes, DType.FLOAT32)
     if numbers:
         table = w.emitter.constant(np.array(numbers, np.float32))

@@ -8,12 +8,12 @@ from dataclasses import replace
 from lathe.core.codegen.lang import Kernel, Val
 from lathe.core.codegen.lookup import Lookup
 from lathe.core.codegen.registers import Pointer
-from lathe.core.ir.dim import product
 from lathe.core.ir.types import DType
 from lathe.core.kernels.cpu.microkernel import Grid, accumulate, for_each_panel, for_each_tile, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
 from lathe.core.kernels.cpu.result_writer import ResultWriter
 from lathe.core.kernels.target import Target
+from lathe.core.kernels.weight_only.product_cpu import Panel, Product, fold_blocks
 from lathe.core.kernels.weight_only.spec import STAGED_ROWS, WeightOnlySpec, shift_of
 
 F32 = DType.FLOAT32
@@ -26,38 +26,27 @@ def generate(spec: WeightOnlySpec, target: Target) -> Kernel:
     return _WeightOnly(spec, target).kernel
 
 
-class _WeightOnly:
+class _WeightOnly(Product):
     """Writes the kernel of one spec."""
 
     def __init__(self, spec: WeightOnlySpec, target: Target) -> None:
-        self.spec = spec
-        self.kernel = k = Kernel(spec, target)
-        self.lanes = spec.tile.lanes
-        stored = DType.INT8 if spec.per_word == 1 else DType.INT32
-        dtypes = (F32, stored, F32, *[F32] * spec.has_offsets, *spec.extra_dtypes, spec.dtype)
-        operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-        self.a, self.codes, self.scales = operands[:3]
-        self.offsets = operands[3] if spec.has_offsets else None
-        self.results = operands[3 + spec.has_offsets :]
+        super().__init__(spec, target, DType.INT8 if spec.per_word == 1 else DType.INT32)
+        self.spec, k = spec, self.kernel
         nbytes = [scratch.nbytes for scratch in spec.scratch]
-        scratch = [k.scratch(len(dtypes) + i, size, F32) for i, size in enumerate(nbytes)]
+        scratch = [k.scratch(self.first_scratch + i, size, F32) for i, size in enumerate(nbytes)]
         self.dense = None if spec.is_never_staged else scratch[0]
         self.sums = scratch[-1] if spec.has_offsets and not spec.is_always_staged else None
         self.lookup = Lookup(k, spec.numbers, self.lanes) if spec.numbers else None
-        self.batch = spec.nest.take(range(spec.nest.rank - 1))
-        self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
-        entries = k.dim(product(self.batch.extents))
         # A task begins at a multiple of the rows of the tiles that it uses.
         tile = replace(spec.tile, rows=self._few) if spec.is_never_staged else spec.tile
-        for_each_panel(k, entries, spec.columns, spec.rows, tile, self._panel)
+        for_each_panel(k, self.entries, spec.columns, spec.rows, tile, self._panel)
 
     def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
         """Compute rows `start` to `stop` of one panel of `columns` columns; `entry` is the number of the product."""
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
-        a, *rest = offsets_of(k, self.batch, entry)
-        operands = tuple(pointer.at(offset) for pointer, offset in zip(self.results, rest, strict=True))
-        results = ResultWriter(k, spec.epilogue, operands, (*spec.extra_steps, spec.y_step)).at_column(first)
+        a, *places = offsets_of(k, self.batch, entry)
+        results = self.results_at(places, first)
         weights = _Panel(self, first, columns)
         rows = self.a.at(a)
 
@@ -83,18 +72,14 @@ class _WeightOnly:
         rows = self.spec.rows
         return min(_MOST_ROWS, rows) if isinstance(rows, int) else _MOST_ROWS
 
-    def _offsets(self, row: Val) -> list[Val]:
-        """The offsets of the extras and of Y, in elements, in row `row`."""
-        return [row * move for move in self.moves[1:]]
-
     def _few_rows(self, a: Pointer, weights: _Panel, results: ResultWriter, start: Val, stop: Val) -> None:
         k, spec = self.kernel, self.spec
 
         def tile(row: Val, count: int) -> None:
             sources = [a.at((row + r) * self.moves[0]) for r in range(count)]
-            results.fetch([self._offsets(row + r) for r in range(count)], weights.columns)
+            results.fetch([self.offsets_of_row(row + r) for r in range(count)], weights.columns)
             grid = [weights.times_row(sources[0])] if count == 1 else weights.times_rows(sources)
-            results.store_tile(grid, row, self._offsets, weights.mask)
+            results.store_tile(grid, row, self.offsets_of_row, weights.mask)
 
         for_each_tile(k, start, stop, spec.rows, self._few, tile)
 
@@ -106,28 +91,22 @@ class _WeightOnly:
 
         def tile(row: Val, count: int) -> None:
             sources = [a.at((row + r) * self.moves[0]) for r in range(count)]
-            results.fetch([self._offsets(row + r) for r in range(count)], weights.columns)
+            results.fetch([self.offsets_of_row(row + r) for r in range(count)], weights.columns)
             grid = accumulate(
                 k, zeros(k, count, width, lanes), sources, 1, dense, width * lanes, spec.depth,
                 panel_vectors=spec.tile.vectors,
             )  # fmt: skip
-            results.store_tile(grid, row, self._offsets, weights.mask)
+            results.store_tile(grid, row, self.offsets_of_row, weights.mask)
 
         for_each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
 
 
-class _Panel:
-    """The weights of one panel: its codes, scales and offsets, and loops over its rows."""
+class _Panel(Panel):
+    """The weights of one panel, and loops over its rows."""
 
     def __init__(self, of: _WeightOnly, first: Val, columns: int) -> None:
-        spec = of.spec
-        self.of, self.kernel, self.spec, self.lanes, self.columns = of, of.kernel, spec, of.lanes, columns
-        self.width = -(-columns // self.lanes)  # vectors
-        tail = columns % self.lanes
-        self.mask = of.kernel.lane_mask(tail, self.lanes) if tail else None
-        self.codes = of.codes.at(first * -(-spec.depth // spec.per_word))
-        self.scales = of.scales.at(first * spec.blocks)
-        self.offsets = of.offsets.at(first * spec.blocks) if of.offsets is not None else None
+        super().__init__(of, of.spec, first, columns)
+        self.of, self.spec = of, of.spec
 
     def times_row(self, a: Pointer) -> list[Val]:
         """The product of one row of A and the panel, a vector for each `lanes` columns.
@@ -217,11 +196,7 @@ class _Panel:
 
     def _fold_blocks(self, init: list[Val], block: Callable[[Val, int, list[Val]], list[Val]]) -> list[Val]:
         """Carry values through all blocks of rows: `block(number, rows in it, values)` returns the next values."""
-        k, spec = self.kernel, self.spec
-        whole, rest = divmod(spec.depth, spec.block)
-        with k.fold(0, whole, init) as fold:
-            fold.values = block(fold.index, spec.block, list(fold.values))
-        return block(k.index(whole), rest, list(fold.values)) if rest else list(fold.values)
+        return fold_blocks(self.kernel, self.spec.depth, self.spec.block, init, block)
 
     def _fold_rows(
         self,
@@ -268,15 +243,12 @@ class _Panel:
         k, spec, lanes = self.kernel, self.spec, self.lanes
         sums = self.of.sums
         assert sums is not None
-        whole, rest = divmod(spec.depth, spec.block)
 
-        def write(number: Val, rows: int) -> None:
+        def write(number: Val, rows: int, values: list[Val]) -> list[Val]:
             part = a.at(number * spec.block)
             totals = k.strip(rows, lambda i, mask, total: [total + part.load(i, lanes, mask)], [k.zeros(F32, lanes)])
             sums.store(k.ops.sum(totals[0]), number)
+            return values
 
-        with k.loop(0, whole) as number:
-            write(number, spec.block)
-        if rest:
-            write(k.index(whole), rest)
+        self._fold_blocks([], write)
         return sums

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lathe.core.codegen.dot import multiply_add, multiply_add_small
 from lathe.core.codegen.lang import Kernel, Val
 from lathe.core.codegen.registers import Pointer
-from lathe.core.ir.dim import product
 from lathe.core.ir.types import DType
 from lathe.core.kernels.cpu.microkernel import Grid, for_each_panel, for_each_tile
 from lathe.core.kernels.cpu.nest import offsets_of
-from lathe.core.kernels.cpu.result_writer import ResultWriter
 from lathe.core.kernels.shared.words import WORD_BYTES
 from lathe.core.kernels.target import Target
-from lathe.core.kernels.weight_only.dot_spec import WeightOnlyDotSpec
+from lathe.core.kernels.weight_only.dot_spec import PIECES, WeightOnlyDotSpec
+from lathe.core.kernels.weight_only.product_cpu import Panel, Product, fold_blocks
 
 F32, I32, I8 = DType.FLOAT32, DType.INT32, DType.INT8
 _PIECE = 8  # bits
-_LARGEST = {1: 127, 2: (127 << _PIECE) + 127}  # integers that as many bytes of -128 to 127 hold, in both signs
+_LARGEST = (127 << _PIECE) + 127  # two bytes of -128 to 127 hold this integer and its negative
 
 
 def generate(spec: WeightOnlyDotSpec, target: Target) -> Kernel:
     return _Dot(spec, target).kernel
 
 
-class _Dot:
+class _Dot(Product):
     """Writes the kernel of one spec."""
 
     def __init__(self, spec: WeightOnlyDotSpec, target: Target) -> None:
-        self.spec = spec
-        self.kernel = k = Kernel(spec, target)
-        self.lanes = spec.tile.lanes
-        dtypes = (F32, I32, F32, *[F32] * spec.has_offsets, *spec.extra_dtypes, spec.dtype)
-        operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-        self.a, self.codes, self.scales = operands[:3]
-        self.offsets = operands[3] if spec.has_offsets else None
-        self.results = operands[3 + spec.has_offsets :]
+        super().__init__(spec, target, I32)
+        self.spec, k = spec, self.kernel
         kinds = (I8, F32, I32, F32)
         self.bytes, self.units, self.starts, *sums = (
-            k.scratch(len(dtypes) + i, scratch.nbytes, kind)
+            k.scratch(self.first_scratch + i, scratch.nbytes, kind)
             for i, (scratch, kind) in enumerate(zip(spec.scratch, kinds, strict=False))
         )
         self.sums = sums[0] if sums else None
-        self.batch = spec.nest.take(range(spec.nest.rank - 1))
-        self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
-        entries = k.dim(product(self.batch.extents))
         for_each_panel(
-            k, entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks=True, prepare=self._round_rows
+            k, self.entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks=True, prepare=self._round_rows
         )
 
     # Rows of A
@@ -58,11 +46,18 @@ class _Dot:
         rows = self.a.at(offsets_of(k, self.batch, entry)[0])
         with k.loop(start, stop) as row:
             source, number = rows.at(row * self.moves[0]), row - start
-            target = self.bytes.at(number * (spec.pieces * spec.padded_depth))
-            self._for_each_step(lambda step, count: self._round(source, target, number, step, count))
-            for piece in range(spec.pieces):
+            target = self.bytes.at(number * (PIECES * spec.padded_depth))
+            self._round_row(source, target, number)
+            for piece in range(PIECES):
                 for at in range(spec.depth, spec.padded_depth):
                     target.store(k.constant(0, I8), piece * spec.padded_depth + at)
+
+    def _round_row(self, source: Pointer, target: Pointer, row: Val) -> None:
+        def step(number: Val, count: int, values: list[Val]) -> list[Val]:
+            self._round(source, target, row, number, count)
+            return values
+
+        fold_blocks(self.kernel, self.spec.depth, self.spec.step, [], step)
 
     def _round(self, source: Pointer, target: Pointer, row: Val, step: Val, count: int) -> None:
         """Round the `count` elements of one step of a row."""
@@ -74,68 +69,46 @@ class _Dot:
             return [k.ops.max(found, k.ops.abs(source.load(i, lanes, mask)))]
 
         largest = k.ops.reduce(k.strip(count, larger, [k.zeros(F32, lanes)])[0], k.ops.max)
-        most = float(_LARGEST[spec.pieces])
-        factor = k.ops.select(largest > 0.0, k.constant(most, F32) / largest, 0.0).splat(lanes)
+        factor = k.ops.select(largest > 0.0, k.constant(float(_LARGEST), F32) / largest, 0.0).splat(lanes)
 
         def write(i: Val, mask: Val | None, total: Val) -> list[Val]:
             whole = k.ops.rint(source.load(i, lanes, mask) * factor).cast(I32)
-            upper = k.ops.shift_right(whole + (1 << (_PIECE - 1)), _PIECE) if spec.pieces > 1 else whole
+            upper = k.ops.shift_right(whole + (1 << (_PIECE - 1)), _PIECE)
             target.store(upper.cast(I8), i, mask)
-            if spec.pieces > 1:
-                lower = whole - k.ops.shift_left(upper, _PIECE)
-                target.store(lower.cast(I8), i + spec.padded_depth, mask)
+            lower = whole - k.ops.shift_left(upper, _PIECE)
+            target.store(lower.cast(I8), i + spec.padded_depth, mask)
             return [total + whole]
 
         total = k.ops.sum(k.strip(count, write, [k.zeros(I32, lanes)])[0])
-        place, unit = row * spec.steps + step, largest * (1.0 / most)
+        place, unit = row * spec.steps + step, largest * (1.0 / _LARGEST)
         self.units.store(unit, place)
         self.starts.store(total * -spec.zero, place)
         if self.sums is not None:
             self.sums.store(total.cast(F32) * unit, place)
 
-    def _for_each_step(self, body: Callable[[Val, int], None]) -> None:
-        k, spec = self.kernel, self.spec
-        whole, rest = divmod(spec.depth, spec.step)
-        with k.loop(0, whole) as number:
-            body(number, spec.step)
-        if rest:
-            body(k.index(whole), rest)
-
     # Products
 
     def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
         """Compute rows `start` to `stop` of one panel of `columns` columns; `entry` is the number of the product."""
-        k, spec, lanes = self.kernel, self.spec, self.lanes
+        k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
-        places = offsets_of(k, self.batch, entry)[1:]
-        operands = tuple(pointer.at(place) for pointer, place in zip(self.results, places, strict=True))
-        results = ResultWriter(k, spec.epilogue, operands, (*spec.extra_steps, spec.y_step)).at_column(first)
-        tail = columns % lanes
-        mask = k.lane_mask(tail, lanes) if tail else None
+        results = self.results_at(offsets_of(k, self.batch, entry)[1:], first)
         weights = _Panel(self, first, columns)
         height = min(spec.tile.rows, spec.rows) if isinstance(spec.rows, int) else spec.tile.rows
 
         def tile(row: Val, count: int) -> None:
-            results.fetch([self._offsets(row + r) for r in range(count)], columns)
-            results.store_tile(weights.times(row - start, count), row, self._offsets, mask)
+            results.fetch([self.offsets_of_row(row + r) for r in range(count)], columns)
+            results.store_tile(weights.times(row - start, count), row, self.offsets_of_row, weights.mask)
 
         for_each_tile(k, start, stop, spec.rows, height, tile)
 
-    def _offsets(self, row: Val) -> list[Val]:
-        """The offsets of the extras and of Y, in elements, in row `row`."""
-        return [row * move for move in self.moves[1:]]
 
-
-class _Panel:
+class _Panel(Panel):
     """The codes of one panel, and their products with rounded rows."""
 
     def __init__(self, of: _Dot, first: Val, columns: int) -> None:
-        spec = of.spec
-        self.of, self.kernel, self.spec, self.lanes = of, of.kernel, spec, of.lanes
-        self.width = -(-columns // of.lanes)  # vectors
-        self.codes = of.codes.at(first * (spec.padded_depth // spec.per_word))
-        self.scales = of.scales.at(first * spec.blocks)
-        self.offsets = of.offsets.at(first * spec.blocks) if of.offsets is not None else None
+        super().__init__(of, of.spec, first, columns)
+        self.of, self.spec = of, of.spec
 
     def times(self, first: Val, count: int) -> Grid:
         """The product of `count` rounded rows from number `first` on and the panel."""
@@ -150,14 +123,14 @@ class _Panel:
 
     def _times_part(self, first: Val, count: int, part: range) -> list[Val]:
         k, spec, lanes = self.kernel, self.spec, self.lanes
-        pitch = spec.pieces * spec.padded_depth // WORD_BYTES
+        pitch = PIECES * spec.padded_depth // WORD_BYTES
         rows = [self.of.bytes.view(I32).at((first + r) * pitch) for r in range(count)]
         places = [(first + r) * spec.steps for r in range(count)]
 
         def step(number: Val, elements: int, totals: list[Val]) -> list[Val]:
             begins = [self.of.starts.load(place + number).splat(lanes) for place in places]
             lower = [begin for begin in begins for _ in part]
-            upper = [k.zeros(I32, lanes)] * len(lower) if spec.pieces > 1 else []
+            upper = [k.zeros(I32, lanes)] * len(lower)
             sums = self._integer_sums(rows, number, elements, part, [*lower, *upper])
             found = []
             at = self._block_of(number) * (self.width * lanes)
@@ -166,9 +139,7 @@ class _Panel:
                 unit = self.of.units.load(place + number).splat(lanes)
                 for i, scale in enumerate(scales):
                     j = r * len(part) + i
-                    whole = sums[j]
-                    if spec.pieces > 1:
-                        whole = whole + k.ops.shift_left(sums[len(lower) + j], _PIECE)
+                    whole = sums[j] + k.ops.shift_left(sums[len(lower) + j], _PIECE)
                     total = k.ops.fma(whole.cast(F32) * unit, scale, totals[j])
                     if self.offsets is not None and self.of.sums is not None:
                         offset = self.offsets.load(at + part[i] * lanes, lanes)
@@ -176,10 +147,8 @@ class _Panel:
                     found.append(total)
             return found
 
-        whole, rest = divmod(spec.depth, spec.step)
-        with k.fold(0, whole, [k.zeros(F32, lanes) for _ in range(count * len(part))]) as fold:
-            fold.values = step(fold.index, spec.step, list(fold.values))
-        return step(k.index(whole), rest, list(fold.values)) if rest else list(fold.values)
+        init = [k.zeros(F32, lanes) for _ in range(count * len(part))]
+        return fold_blocks(k, spec.depth, spec.step, init, step)
 
     def _block_of(self, step: Val) -> Val:
         """The block of weights in which a step of A lies."""
@@ -187,16 +156,14 @@ class _Panel:
         return self.kernel.index(0) if spec.blocks == 1 else step // (spec.block // spec.step)
 
     def _integer_sums(self, rows: list[Pointer], step: Val, elements: int, part: range, init: list[Val]) -> list[Val]:
-        """`init` plus the products of the elements of one step: of lower bytes, then, with two pieces, of upper bytes.
+        """`init` plus the products of the elements of one step: of lower bytes, then of upper bytes.
 
         Each of both has a vector for each row and each of `part`.
         """
         k, spec, lanes = self.kernel, self.spec, self.lanes
         quads = spec.per_word // WORD_BYTES
         first = step * (spec.step // spec.per_word)
-        half = spec.padded_depth // WORD_BYTES
-        # Lower bytes follow upper ones in scratch.
-        pieces = [half, 0] if spec.pieces > 1 else [0]
+        pieces = (spec.padded_depth // WORD_BYTES, 0)  # in scratch, lower bytes follow upper ones
         with k.fold(0, -(-elements // spec.per_word), init) as fold:
             word, values = first + fold.index, list(fold.values)
             line = self.codes.at(word * (self.width * lanes))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lathe.core.kernels.call import KernelCall, Request, Scratch
+from lathe.core.kernels.shared.number_tables import first_of_count
 from lathe.core.kernels.shared.panels import BLOCK_TILES, Tile
 from lathe.core.kernels.shared.words import WORD_BYTES
-from lathe.core.kernels.weight_only.spec import WeightOnlySpec, operands_of, weight_only
+from lathe.core.kernels.weight_only.spec import BYTE_BITS, WeightOnlySpec, codes_per_word, operands_of, weight_only
 
-_BYTE = 8
+PIECES = 2  # bytes of an integer of A
 _ROWS, _VECTORS = 4, 4  # of a tile; four rows take the vectors in pairs
 _MOST_SUM = 1 << 31
 _LARGEST = 1 << 15  # of an integer of A
@@ -26,23 +27,22 @@ _STEP = 128  # elements of A with one scale, if sums over a block of weights cou
 class WeightOnlyDotSpec(WeightOnlySpec):
     """`WeightOnlySpec` with codes that count up: the number of code c is c - zero. All codes lie in words.
 
-    Each element of A becomes `pieces` bytes. `step` elements of a row share a scale.
+    Each element of A becomes two bytes. `step` elements of a row share a scale.
     """
 
     family: ClassVar[str] = "weight_only_dot"
     generator: ClassVar[str] = "weight_only.dot_cpu"
     zero: int = 0
-    pieces: int = 2
     step: int = 32
 
     @property
     def summary(self) -> str:
         kind = "" if self.step == self.block else f" in steps of {self.step}"
-        return f"weight_only_dot {self.bits} bits in blocks of {self.block}, A of {_BYTE * self.pieces} bits{kind}"
+        return f"weight_only_dot {self.bits} bits in blocks of {self.block}, A of {BYTE_BITS * PIECES} bits{kind}"
 
     @property
     def per_word(self) -> int:
-        return WORD_BYTES * _BYTE // self.bits
+        return codes_per_word(self.bits)
 
     @property
     def padded_depth(self) -> int:
@@ -63,7 +63,7 @@ class WeightOnlyDotSpec(WeightOnlySpec):
     def scratch(self) -> tuple[Scratch, ...]:
         """Scratch operands: the rows as bytes; for each step its scale, the integer at which sums begin, its sum."""
         numbers = self.task_rows * self.steps * WORD_BYTES
-        return (Scratch(self.task_rows * self.pieces * self.padded_depth), *[Scratch(numbers)] * (2 + self.has_offsets))
+        return (Scratch(self.task_rows * PIECES * self.padded_depth), *[Scratch(numbers)] * (2 + self.has_offsets))
 
 
 def weight_only_dot(request: Request) -> KernelCall | None:
@@ -77,24 +77,22 @@ def weight_only_dot(request: Request) -> KernelCall | None:
     spec, target = call.spec, request.cpu
     zero = _zero(spec)
     lanes = spec.tile.lanes
-    has_dot = target.has_byte_dot if spec.bits == _BYTE else target.has_small_byte_dot
+    has_dot = target.has_byte_dot if spec.bits == BYTE_BITS else target.has_small_byte_dot
     step = _step(spec)
     if zero is None or step is None or not has_dot:
         return None
     vectors = min(_VECTORS, -(-spec.columns // lanes))
     tile = Tile(_ROWS, vectors, lanes)
-    pieces = 1 if request.node.attrs.get("activation_bits") == _BYTE else 2
-    dot = WeightOnlyDotSpec(**{**spec.facts, "tile": tile}, zero=zero, pieces=pieces, step=step)
+    dot = WeightOnlyDotSpec(**{**spec.facts, "tile": tile}, zero=zero, step=step)
     return replace(call, spec=dot, operands=operands_of(dot, request.node))
 
 
 def _zero(spec: WeightOnlySpec) -> int | None:
     """The code whose number is 0, in codes from 0 on; None if numbers do not count up by 1."""
     if not spec.numbers:
-        return 1 << (_BYTE - 1)
-    first = spec.numbers[0]
-    counts_up = first.is_integer() and all(number == first + i for i, number in enumerate(spec.numbers))
-    return -int(first) if counts_up else None
+        return 1 << (BYTE_BITS - 1)
+    first = first_of_count(spec.numbers)
+    return -first if first is not None else None
 
 
 def _step(spec: WeightOnlySpec) -> int | None:
@@ -102,8 +100,7 @@ def _step(spec: WeightOnlySpec) -> int | None:
 
     None if there are several blocks, and a block does not hold whole words of codes, or is cut but no multiple of 128.
     """
-    per_word = WORD_BYTES * _BYTE // spec.bits
-    if spec.blocks > 1 and spec.block % per_word:
+    if spec.blocks > 1 and spec.block % codes_per_word(spec.bits):
         return None
     if spec.block * ((1 << spec.bits) - 1) * 2 * _LARGEST < _MOST_SUM:
         return spec.block

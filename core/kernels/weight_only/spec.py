@@ -17,12 +17,13 @@ from lathe.core.ir.graph import Array, Graph, Node, Value
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch
 from lathe.core.kernels.shared import body as bodies
+from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic
 from lathe.core.kernels.shared.panels import Tile, choose_tile, pack_panels
 from lathe.core.kernels.shared.words import WORD_BYTES
 
 _FIRST_EXTRA = 4  # input of the first extra of the epilogue
-_BYTE = 8
+BYTE_BITS = 8
 # From this number of rows on, a panel is first written to memory as float32: then its codes are read once for all rows.
 STAGED_ROWS = 12
 
@@ -63,7 +64,7 @@ class WeightOnlySpec(KernelSpec):
     @property
     def per_word(self) -> int:
         """Rows of the weight in a word of codes; 1 for int8."""
-        return 1 if self.bits == _BYTE else WORD_BYTES * 8 // self.bits
+        return 1 if self.bits == BYTE_BITS else codes_per_word(self.bits)
 
     @property
     def blocks(self) -> int:
@@ -101,11 +102,11 @@ def weight_only(request: Request) -> KernelCall | None:
     if epilogue is not None and not bodies.is_scalar(epilogue):
         return None
     a_strides, y_strides = request.strides_of(a), request.strides_of(y)
-    numbers, block = _numbers(node), node.attrs["block"]
+    numbers, block = tuple(map(float, attribute(node, "numbers"))), node.attrs["block"]
     bits = _bits(numbers)
     if a_strides[-1] != 1 or not isinstance(y_strides[-1], int) or not isinstance(block, int) or bits is None:
         return None
-    if codes.shape[0] > block and block % (1 if bits == _BYTE else WORD_BYTES * 8 // bits):
+    if codes.shape[0] > block and block % (1 if bits == BYTE_BITS else codes_per_word(bits)):
         return None  # a word of codes would have two scales
     extras = {i: request.walk(value, y.shape) for i, value in _extras_of(node).items()}
     nest = Nest(y.shape[:-1], (a_strides[:-1], *(strides[:-1] for strides in extras.values()), y_strides[:-1]))
@@ -141,10 +142,14 @@ def operands_of(spec: WeightOnlySpec, node: Node) -> tuple[Operand, ...]:
     return (In(0), codes, *floats, *(In(i) for i in _extras_of(node)), Out(0), *spec.scratch)
 
 
+def codes_per_word(bits: int) -> int:
+    return WORD_BYTES * BYTE_BITS // bits
+
+
 def pack_codes(codes: Array, bits: int, tile: Tile) -> Array:
     """Codes [K, N] in panels of int32 words, each of 32 / `bits` codes along K (see `shift_of`); int8 plus 128."""
-    codes = codes.astype(np.int32) + (1 << (_BYTE - 1)) if codes.dtype == np.int8 else codes
-    per_word = WORD_BYTES * _BYTE // bits
+    codes = codes.astype(np.int32) + (1 << (BYTE_BITS - 1)) if codes.dtype == np.int8 else codes
+    per_word = codes_per_word(bits)
     depth, columns = codes.shape
     padded = np.zeros((-(-depth // per_word) * per_word, columns), np.uint32)
     padded[:depth] = codes
@@ -158,17 +163,12 @@ def shift_of(place: int, bits: int) -> int:
 
     Four codes whose rows are adjacent lie at the same place of the four bytes: a mask makes them a word of bytes.
     """
-    return _BYTE * (place % WORD_BYTES) + bits * (place // WORD_BYTES)
-
-
-def _numbers(node: Node) -> tuple[float, ...]:
-    numbers = node.attrs.get("numbers")
-    return tuple(float(number) for number in numbers) if isinstance(numbers, tuple | list) else ()  # type: ignore[arg-type]
+    return BYTE_BITS * (place % WORD_BYTES) + bits * (place // WORD_BYTES)
 
 
 def _bits(numbers: tuple[float, ...]) -> int | None:
     """The width of a code: 8 for int8, 1, 2 or 4 for a table of numbers; None for a table of another size."""
-    return {0: _BYTE, 2: 1, 4: 2, 16: 4}.get(len(numbers))
+    return {0: BYTE_BITS, 2: 1, 4: 2, 16: 4}.get(len(numbers))
 
 
 def _extras_of(node: Node) -> dict[int, Value]:
@@ -178,4 +178,4 @@ def _extras_of(node: Node) -> dict[int, Value]:
 
 def _traffic(node: Node, spec: WeightOnlySpec) -> Dim:
     """The least memory traffic in bytes: that of all operands, with codes of `bits` bits instead of whole bytes."""
-    return traffic(node) - spec.depth * spec.columns * (_BYTE - spec.bits) // _BYTE
+    return traffic(node) - spec.depth * spec.columns * (BYTE_BITS - spec.bits) // BYTE_BITS

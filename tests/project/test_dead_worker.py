@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,8 @@ def test_a_dead_worker_fails_the_run(project: Path, tmp_path: Path, signal: int,
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(project)
     environment.pop("CI", None)  # with CI set, pytest repeats each failure as a whole in its summary
-    start = time.monotonic()
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert time.monotonic() - start < 60
+    # The run takes 3 s. The limit only ends a run that waits for the dead worker for ever: busy machines took 69 s.
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == pytest.ExitCode.INTERNAL_ERROR, done.stdout
     assert re.search(r"^ERROR: worker gw\d+ died .*: the run is not complete$", done.stdout, re.MULTILINE), done.stdout
     assert done.stdout.count("crashed while running 'tests/test_a.py::test_one[1]'") == 1

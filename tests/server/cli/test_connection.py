@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -112,12 +111,11 @@ def test_another_kind_of_server_is_recognised() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer_all, args=(listener, b"SSH-2.0-OpenSSH_9.2\r\n"))
         answering.start()
-        began = time.monotonic()
         said = error_line("models", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
         listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
         answering.join()
     assert said.startswith("the server at http://127.0.0.1:")
-    assert time.monotonic() - began < 8  # less than the client's patience of 10 s
+    assert "in time" not in said  # the client does not wait until its patience ends
 
 
 def answer_all(listener: socket.socket, text: bytes) -> None:

@@ -158,9 +158,7 @@ def test_a_stream_of_events_ends_when_its_key_is_revoked(tmp_path: Path, how: st
                     "without the scope": [replace(key, scopes=frozenset({Scope.READ}))],
                 }
                 write_keys(keys, [root, *changed[how]])
-            began = time.monotonic()
             rest = list(lines)
-            assert time.monotonic() - began < 15
         assert not any("succeeded" in line or "cancelled" in line for line in rest)
         status = httpx.get(url, headers=headers, timeout=20).status_code
         assert status == (403 if how == "without the scope" else 401)
@@ -335,10 +333,8 @@ def test_streams_end_when_the_server_stops_and_continue_with_the_next(tmp_path: 
         thread = threading.Thread(target=follow)
         thread.start()
         until(lambda: "event: step" in seen)
-        stopped = time.monotonic()
     thread.join(10)
     assert not thread.is_alive()
-    assert time.monotonic() - stopped < 8
 
 
 def run_lathe(url: str, *arguments: str) -> Any:

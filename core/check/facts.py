@@ -119,14 +119,17 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
         if not 0 <= position < len(nodes):
             raise PlanError(f"step {index} runs node {position}, expected one of {len(nodes)}")
         node = nodes[position]
-        given = (step.label, step.op, step.symbol, len(step.operands))
-        expected = (node.name, node.op, call.code.symbol, len(call.operands))
+        ranges = [(r.first, r.symbol, r.operands) for r in step.ranges]
+        given = (step.label, step.op, step.symbol, len(step.operands), ranges)
+        planned = [(r.first, r.spec.symbol, r.operands) for r in call.ranges]
+        expected = (node.name, node.op, call.code.symbol, len(call.operands), planned)
         if given != expected:
             raise PlanError(f"step {index} is {given}, expected {expected}")
         if call.shared is not None and not _is_shared_code_right(call, facts.target):
             raise PlanError(f"step {index} runs shared code with other numbers than those of {call.spec.symbol}")
-        if call.code.symbol not in facts.planned.specs:
-            raise PlanError(f"step {index}: the plan has no kernel spec for {call.code.symbol}")
+        for spec in call.specs:
+            if spec.symbol not in facts.planned.specs:
+                raise PlanError(f"step {index}: the plan has no kernel spec for {spec.symbol}")
         for operand in call.operands:
             count = {In: len(node.inputs), Out: len(node.outputs)}.get(type(operand), 1)
             if isinstance(operand, In | Out) and not 0 <= operand.index < count:

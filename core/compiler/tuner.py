@@ -32,7 +32,7 @@ from lathe.core.compiler.options import Options
 from lathe.core.errors import ArtifactError, DeviceMemoryError
 from lathe.core.files import replace_file
 from lathe.core.ir.graph import Graph, Node
-from lathe.core.kernels.call import KernelCall, KernelSpec, Request, is_exact
+from lathe.core.kernels.call import KernelCall, KernelSpec, Request, by_batch, first_batches, is_exact
 from lathe.core.kernels.choose import candidates, select
 from lathe.core.kernels.cuda import triton_version
 from lathe.core.kernels.target import GpuTarget, Target
@@ -50,6 +50,8 @@ _MAX_WORK = 200_000_000_000  # bounds the time of a trial; the next line bounds 
 _MAX_BYTES = 1 << 29
 _BYTE = 8  # operations in the time of moving one byte, roughly
 _SAMPLE_BATCH = 8
+_SAMPLE_STEP = 4  # factor between the batch sizes that are measured on a GPU
+_RANGE, _NEXT_RANGE = ": ", "; "  # in a finding with a kernel for each range of batch sizes (`KernelCall.finding`)
 _MAX_ROUNDS, _MIN_ROUNDS = 7, 3
 _MIN_LEAD = 1.03  # the least speed-up, as geometric mean over all batch sizes
 _MAX_LOSS = 0.98  # the least speed-up at any one batch size
@@ -80,8 +82,14 @@ class Problem:
         """
         target = self.request.target
         place = [target.tuning_key] if isinstance(target, GpuTarget) else []
-        lines = [*place, str(self.batches), *(call.spec.key for call in self.calls)]
+        lines = [*place, str(self.batches), *(call.key for call in self.calls)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+
+    @cached_property
+    def kernels(self) -> tuple[KernelCall, ...]:
+        """The calls of single kernels to measure, each once; on a CPU these are the candidates."""
+        found = (kernel for call in self.calls for _, kernel in call.kernels)
+        return tuple({kernel.key: kernel for kernel in found}.values())
 
     @property
     def work(self) -> int:
@@ -100,8 +108,18 @@ class Problem:
         None if there is no finding, or it names no candidate.
         """
         finding = findings.get(self.key) or findings.get(self.few.key) or ""
+        if _RANGE not in finding:
+            return self._recorded_kernel(finding)
+        ranges = [part.partition(_RANGE) for part in finding.split(_NEXT_RANGE)]
+        calls = [self._recorded_kernel(rest) for _, _, rest in ranges]
+        found = [call for call in calls if call is not None]
+        if len(found) < len(ranges) or not all(first.isdecimal() for first, _, _ in ranges):
+            return None
+        return by_batch([(int(first), call) for (first, _, _), call in zip(ranges, found, strict=True)])
+
+    def _recorded_kernel(self, finding: str) -> KernelCall | None:
         symbol, _, rest = finding.partition(" ")
-        call = next((call for call in self.calls if call.spec.symbol == symbol), None)
+        call = next((call for call in self.kernels if call.spec.symbol == symbol), None)
         return call.spec.recalled(call, rest) if call is not None and rest else call
 
     def unbeaten(self, beaten: Collection[str]) -> KernelCall | None:
@@ -141,7 +159,7 @@ class Choices:
             else None
         )
         if chosen is not None:
-            self.used[problem.key] = chosen.spec.finding
+            self.used[problem.key] = chosen.finding
             return chosen
         return problem.calls[0] if problem.calls else None
 
@@ -177,7 +195,7 @@ def choices(
         new = tune(todo, findings, options.tune, bench, prepare) if bench is not None else {}
         if bench is None and prepare is not None:
             tried = todo if options.tune == inf else [problem.few for problem in todo]
-            prepare(call.spec for problem in tried for call in problem.calls)
+            prepare(kernel.spec for problem in tried for kernel in problem.kernels)
         if new and record:
             record.add(new)
         findings |= new
@@ -199,9 +217,16 @@ def beaten_families(given: Iterable[Problem], findings: Mapping[str, str]) -> fr
 
 
 def measured_batches(target: Target | GpuTarget, most: int) -> tuple[int, ...]:
-    """The batch sizes to measure at, ascending: 1, the smaller of `most` and 8, and on GPUs also `most`."""
-    sizes = (1, min(most, _SAMPLE_BATCH), *([most] if isinstance(target, GpuTarget) else []))
-    return tuple(dict.fromkeys(sizes))
+    """The batch sizes to measure at, ascending: 1 and 8, on GPUs also 32 and so on by factors of 4, all up to `most`.
+
+    The last one is `most` on GPUs, and at most 8 on CPUs.
+    """
+    if not isinstance(target, GpuTarget):
+        return tuple(dict.fromkeys((1, min(most, _SAMPLE_BATCH))))
+    sizes = [1, _SAMPLE_BATCH]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] * _SAMPLE_STEP)
+    return (*(size for size in sizes if size < most), most)
 
 
 def problems(
@@ -249,7 +274,7 @@ def tune(
     findings: Findings = {}
     if seconds == inf and prepare is not None:
         todo = [problem for problem in todo if problem.key not in known]
-        prepare(call.spec for problem in todo for call in problem.calls)
+        prepare(kernel.spec for problem in todo for kernel in problem.kernels)
     end = time.perf_counter() + seconds
     longest = 0.0
     for full in todo:
@@ -260,32 +285,48 @@ def tune(
         if started + longest > end:
             break
         with suppress(DeviceMemoryError):
-            findings[problem.key] = fastest(problem, bench, end).spec.finding
+            findings[problem.key] = fastest(problem, bench, end).finding
         longest = max(longest, time.perf_counter() - started)
     return findings
 
 
 def fastest(problem: Problem, bench: Bench, end: float = inf) -> KernelCall:
-    """The first candidate, or the fastest other one if that is clearly faster over all batch sizes.
+    """The preferred kernels, or faster ones: on a GPU by batch size, on a CPU one kernel for all sizes.
 
-    `bench` measures them. The other candidate must be 3 % faster in the geometric mean, and at most 2 % slower at any
-    batch size. After the time `end` (of `time.perf_counter`) only 3 rounds are made. DeviceMemoryError if the operands
-    do not fit a device's memory.
+    `bench` measures them. After the time `end` (of `time.perf_counter`) only 3 rounds are made. DeviceMemoryError if
+    the operands do not fit a device's memory.
     """
-    calls, gains = list(problem.calls), []
-    with bench(problem.calls, problem.request) as trials_at:
+    calls, gains, preferred = list(problem.kernels), [], []
+    with bench(problem.kernels, problem.request) as trials_at:
         for n in problem.batches:
+            key = problem.calls[0].at(n).key
+            preferred.append(next(at for at, call in enumerate(problem.kernels) if call.key == key))
             with trials_at(n) as trials:
-                gains.append(_speedups(trials, end))
+                gains.append(_speedups(trials, end, preferred[-1]))
                 calls = [trial.settled(call) for trial, call in zip(trials, calls, strict=True)]
+    if not isinstance(problem.request.target, GpuTarget):
+        return _fastest_for_all(calls, gains)
+    chosen = [
+        max(range(len(calls)), key=lambda at: each[at]) if max(each) >= _MIN_LEAD else first
+        for each, first in zip(gains, preferred, strict=True)
+    ]
+    return by_batch(list(zip(first_batches(problem.batches), [calls[at] for at in chosen], strict=True)))
+
+
+def _fastest_for_all(calls: Sequence[KernelCall], gains: Sequence[Sequence[float]]) -> KernelCall:
+    """The first call, or the fastest other one if that is clearly faster over all batch sizes.
+
+    It must be 3 % faster in the geometric mean, and at most 2 % slower at any batch size. `gains`: for each batch size
+    the speed-up of each call over the first one.
+    """
     by_call = list(zip(calls, zip(*gains, strict=True), strict=True))
     contenders = [(geometric_mean(each), call) for call, each in by_call if min(each) >= _MAX_LOSS]
     score, best = max(contenders, key=lambda contender: contender[0])
     return best if score >= _MIN_LEAD else calls[0]
 
 
-def _speedups(trials: Sequence[TimedKernel], end: float) -> list[float]:
-    """For each trial the speed-up over the first one: the median over 3 to 7 rounds in which the trials take turns.
+def _speedups(trials: Sequence[TimedKernel], end: float, preferred: int) -> list[float]:
+    """For each trial the speed-up over the `preferred` one: the median over 3 to 7 rounds in which trials take turns.
 
     Slow trials are left out after 3 rounds. After the time `end` there are only 3 rounds.
     """
@@ -294,14 +335,19 @@ def _speedups(trials: Sequence[TimedKernel], end: float) -> list[float]:
     gains = [1.0] * len(trials)
     for _ in range(_MAX_ROUNDS):
         times = {index: trials[index].seconds() for index in running}
-        rounds.append([times[0] / times[index] if index in times else 0.0 for index in range(len(trials))])
+        rounds.append([_speedup(times[preferred], times.get(index, inf)) for index in range(len(trials))])
         gains = [median(column) for column in zip(*rounds, strict=True)]
         if len(rounds) < _MIN_ROUNDS:
             continue
-        running = [index for index in running if index == 0 or gains[index] > _DROP_BELOW]
+        running = [index for index in running if index == preferred or gains[index] > _DROP_BELOW]
         if len(running) == 1 or time.perf_counter() > end:
             break
     return gains
+
+
+def _speedup(reference: float, seconds: float) -> float:
+    """How many times as fast as the reference; 0 for a kernel that does not run or was left out (infinite time)."""
+    return 0.0 if seconds == inf else reference / seconds
 
 
 def _is_static(node: Node) -> bool:

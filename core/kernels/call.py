@@ -24,10 +24,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -205,8 +207,25 @@ Operand: TypeAlias = In | Out | Packed | Scratch | Outer | Block | Flag
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRange:
+    """The kernel of a call for batches of `first` and more, up to the next range.
+
+    `operands` are positions among those of the call, in the order in which the kernel takes them.
+    """
+
+    first: int
+    spec: KernelSpec
+    grid: tuple[Dim, ...]
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One kernel launch (step) of a plan before its operands have addresses."""
+    """One kernel launch (step) of a plan before its operands have addresses.
+
+    On a GPU a call may have several kernels, each for a range of batch sizes (`ranges`): the best tile depends on the
+    number of rows. `spec` and `grid` are then those of the first range, which begins at 0.
+    """
 
     spec: KernelSpec
     operands: tuple[Operand, ...]
@@ -218,11 +237,72 @@ class KernelCall:
     parts: tuple[KernelSpec, ...] = ()  # further kernels that this kernel calls
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes, at most 65535 along the last two
     shared: KernelSpec | None = None  # general spec, if the code reads the numbers of `spec` from the last operand
+    ranges: tuple[BatchRange, ...] = ()  # ascending; empty: one kernel for all batch sizes
 
     @property
     def code(self) -> KernelSpec:
         """The spec whose generated code runs: the general spec `shared` if there is one, otherwise `spec`."""
         return self.shared or self.spec
+
+    @property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """The specs of all code that the call needs."""
+        return (self.code, *self.parts, *(each.spec for each in self.ranges))
+
+    @property
+    def key(self) -> str:
+        """Text that identifies the kernels of the call: equal calls of one node have equal keys."""
+        return self.spec.key if not self.ranges else "; ".join(f"{r.first}: {r.spec.key}" for r in self.ranges)
+
+    @property
+    def finding(self) -> str:
+        """The tuner's record of the call: that of its spec, or those of all ranges, such as `0: A; 17: B`."""
+        found = [f"{each.first}: {each.spec.finding}" for each in self.ranges]
+        return "; ".join(found) if found else self.spec.finding
+
+    @property
+    def kernels(self) -> tuple[tuple[int, KernelCall], ...]:
+        """The calls of the single kernels, each with the first batch size of its range; `by_batch` joins them again."""
+        return tuple((each.first, self.at(each.first)) for each in self.ranges) if self.ranges else ((0, self),)
+
+    def at(self, n: int) -> KernelCall:
+        """The call of the kernel that runs batches of `n`, with its operands only."""
+        if not self.ranges:
+            return self
+        chosen = next(each for each in reversed(self.ranges) if each.first <= n)
+        operands = tuple(self.operands[place] for place in chosen.operands)
+        return replace(self, spec=chosen.spec, operands=operands, grid=chosen.grid, ranges=())
+
+
+def by_batch(calls: Sequence[tuple[int, KernelCall]]) -> KernelCall:
+    """One call of the kernels of several, each for batches from the given size on; the first size is 0.
+
+    The calls have one kernel each, and are of the same node. They need the same memory apart from operands of their
+    own, such as scratch memory. ValueError if they do not.
+    """
+    distinct = [each for at, each in enumerate(calls) if at == 0 or each[1].key != calls[at - 1][1].key]
+    base = distinct[0][1]
+    if len(distinct) == 1:
+        return base
+    operands: dict[tuple[Operand, int], int] = {}
+    ranges = []
+    for first, call in distinct:
+        if (call.inplace, call.strided, call.pointwise) != (base.inplace, base.strided, base.pointwise):
+            raise ValueError(f"{call.spec.summary} needs other memory than {base.spec.summary}")
+        places = tuple(operands.setdefault(key, len(operands)) for key in _numbered(call.operands))
+        ranges.append(BatchRange(first, call.spec, call.grid, places))
+    return replace(base, operands=tuple(operand for operand, _ in operands), ranges=tuple(ranges))
+
+
+def first_batches(sizes: Sequence[int]) -> tuple[int, ...]:
+    """For ascending batch sizes, the first size of each one's range. Ranges meet at the geometric mean."""
+    return (0, *(math.isqrt(small * large) + 1 for small, large in pairwise(sizes)))
+
+
+def _numbered(operands: Sequence[Operand]) -> Iterator[tuple[Operand, int]]:
+    """Each operand with the number of equal ones before it: two equal blocks of scratch memory are two operands."""
+    for at, operand in enumerate(operands):
+        yield operand, operands[:at].count(operand)
 
 
 def is_exact(node: Node) -> bool:

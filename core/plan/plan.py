@@ -6,7 +6,7 @@ A plan is plain, immutable data. It can be printed, stored next to its object co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 import numpy as np
@@ -39,8 +39,23 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRange:
+    """The kernel of a step on a GPU for batches of `first` and more; `operands` are positions among the step's."""
+
+    first: int
+    symbol: str
+    summary: str
+    grid: tuple[Dim, ...]
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel call of the tape."""
+    """One kernel call of the tape.
+
+    If it has `ranges`, ascending from 0, each batch size has the kernel of its range; `symbol`, `summary` and `grid`
+    are then those of the first one.
+    """
 
     symbol: str  # of the native function
     operands: tuple[Address, ...]
@@ -56,6 +71,22 @@ class Step:
     has_barrier: bool = (
         True  # the threads wait at a barrier after this step; False if the next step is in the same stage
     )
+    ranges: tuple[StepRange, ...] = ()  # on a GPU: the kernels by batch size, if there are several
+
+    def at(self, n: int) -> Step:
+        """The step as batches of `n` run it, with one kernel and its operands only."""
+        if not self.ranges:
+            return self
+        chosen = next(each for each in reversed(self.ranges) if each.first <= n)
+        operands = tuple(self.operands[place] for place in chosen.operands)
+        return replace(
+            self, symbol=chosen.symbol, summary=chosen.summary, grid=chosen.grid, operands=operands, ranges=()
+        )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols of all kernels of the step."""
+        return tuple(each.symbol for each in self.ranges) or (self.symbol,)
 
 
 @dataclass(frozen=True, slots=True)

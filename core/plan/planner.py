@@ -89,7 +89,7 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
         max_rows=_most_rows(choice) if isinstance(target, GpuTarget) else None,
         cut_points=() if isinstance(target, GpuTarget) else _cut_points(choice, storage),
     )
-    specs = {spec.symbol: spec for call in choice.calls.values() for spec in (call.code, *call.parts)}
+    specs = {spec.symbol: spec for call in choice.calls.values() for spec in call.specs}
     place = {node: index for index, node in enumerate(graph.nodes)}
     calls = tuple((place[node], choice.calls[node]) for node in choice.nodes if node in choice.calls)
     bodies = {place[node]: planned for node, planned in choice.bodies.items()}
@@ -159,5 +159,6 @@ def _most_rows(choice: KernelChoice) -> int:
     values = dict.fromkeys(v for node in choice.nodes for v in (*node_reads(node), *node.outputs) if is_plannable(v))
     sizes = [(value.tensor.size, MAX_ELEMENTS) for value in values]
     for call in choice.calls.values():
-        sizes += zip(call.grid, MAX_GRID, strict=False)
+        for _, kernel in call.kernels:
+            sizes += zip(kernel.grid, MAX_GRID, strict=False)
     return max_rows(sizes)

@@ -9,7 +9,7 @@ from lathe.core.ir.dim import parse_dim
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import TensorType, parse_type
 from lathe.core.plan.liveness import Affine
-from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step
+from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step, StepRange
 
 SCHEMA = 9
 
@@ -140,6 +140,7 @@ def _step(step: Step) -> dict[str, Any]:
         "flag": step.flag,
         "may_not_end": step.may_not_end,
         "has_barrier": step.has_barrier,
+        "ranges": [[r.first, r.symbol, r.summary, list(map(str, r.grid)), list(r.operands)] for r in step.ranges],
     }
 
 
@@ -157,7 +158,13 @@ def _read_step(item: dict[str, Any]) -> Step:
         flag=item["flag"],
         may_not_end=bool(item["may_not_end"]),
         has_barrier=bool(item["has_barrier"]),
+        ranges=tuple(map(_read_range, item["ranges"])),
     )
+
+
+def _read_range(item: list[Any]) -> StepRange:
+    first, symbol, summary, grid, operands = item
+    return StepRange(int(first), str(symbol), str(summary), tuple(map(parse_dim, grid)), tuple(map(int, operands)))
 
 
 def _entry(entry: Segment | Fallback) -> list[Any]:

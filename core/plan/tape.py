@@ -18,6 +18,7 @@ from lathe.core.plan.plan import (
     Fallback,
     Segment,
     Step,
+    StepRange,
     WeightItem,
     estimated_affine,
 )
@@ -71,6 +72,10 @@ class Tape:
             grid=call.grid,
             flag=self._flags.get(node),
             may_not_end=may_run_forever([node]),
+            ranges=tuple(
+                StepRange(each.first, each.spec.symbol, each.spec.summary, each.grid, each.operands)
+                for each in call.ranges
+            ),
         )
 
     def _operand(self, node: Node, index: int, operand: Operand) -> Address:

@@ -94,6 +94,8 @@ def graphed(name: str, model: onnx.ModelProto, x: NDArray[Any], precision: str) 
         graph.replay()
         return result
 
+    replayed.network = network  # type: ignore[attr-defined]  # the graph reads its weights, and does not hold them
+
     return _engine(replayed, x, precision, given)
 
 

@@ -128,7 +128,7 @@ def test_late_measurements_end_after_the_fewest_rounds() -> None:
     trials: list[Any] = [Turn(), Turn()]
     for end, rounds in ((0.0, 3), (inf, 7)):
         turns.clear()
-        assert tuner._speedups(trials, end) == [1.0, 1.0]
+        assert tuner._speedups(trials, end, 0) == [1.0, 1.0]
         assert len(turns) == 2 * rounds
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from math import gcd, prod
 from typing import ClassVar
 
@@ -27,6 +26,7 @@ from lathe.core.kernels.shared.cuda_product import (
     SHIFT,
     ProductTile,
     Results,
+    TiledProduct,
     precisions,
     ranked_tiles,
 )
@@ -37,7 +37,6 @@ from lathe.core.ops.nn.conv import transposed_cuts
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import Infer
 
-_OFFERED = 4  # tiles
 _LEAST_DEPTH = 16
 
 
@@ -100,12 +99,14 @@ def conv(request: Request) -> KernelCall | None:
     It covers float32, float16 and bfloat16, and uint8 by constant int8 weights (FusedConv). None for depthwise
     convolutions of floats, which have a kernel of their own.
     """
-    return next(_convolutions(request), None)
+    kernels = _convolution(request)
+    return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same convolution with up to four tiles for each precision, the selector's own included."""
-    return _convolutions(request)
+    """Offers of the same convolution with other tiles and precisions, the selector's own included."""
+    kernels = _convolution(request)
+    return kernels.offers() if kernels is not None else ()
 
 
 def transposed(request: Request) -> KernelCall | None:
@@ -113,48 +114,54 @@ def transposed(request: Request) -> KernelCall | None:
 
     None for depthwise ones, which have a kernel of their own.
     """
-    return next(_transposed(request), None)
+    kernels = _transposed(request)
+    return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same transposed convolution with up to four tiles for each precision, the selector's own too."""
-    return _transposed(request)
+    """Offers of the same transposed convolution with other tiles and precisions, the selector's own included."""
+    kernels = _transposed(request)
+    return kernels.offers() if kernels is not None else ()
 
 
-def _convolutions(request: Request) -> Iterator[KernelCall]:
+def _convolution(request: Request) -> TiledProduct | None:
+    """The kernels of a convolution; None if it is not covered."""
     node, (x, w) = request.node, request.node.inputs[:2]
     if x is None or w is None or not (_are_bytes(request) or (is_covered(node) and not is_depthwise(node, w))):
-        return
+        return None
     windows = conv_windows(node, x, w)
-    if windows is not None:
-        groups = int(attribute(node, "group"))
-        outputs, channels, *kernel = sizes_of(w)
-        outputs, places = outputs // groups, prod(kernel)
-        operands: tuple[Operand, ...] = (In(1),)
-        dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
-        if w.dtype is I8:
-            shift = Packed(1, "offsets", _offsets)
-            operands = (Packed(1, "bytes", _pack_bytes), shift)
-            steps = (outputs * places * channels, channels, 1, places * channels)
-        elif request.constant(1) is not None:
-            operands = (Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype)),)
-            dtype, steps = x.dtype, (places * channels * outputs, channels * outputs, outputs, 1)
-        facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
-        yield from _calls(request, operands, facts, False)
+    if windows is None:
+        return None
+    groups = int(attribute(node, "group"))
+    outputs, channels, *kernel = sizes_of(w)
+    outputs, places = outputs // groups, prod(kernel)
+    operands: tuple[Operand, ...] = (In(1),)
+    dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
+    if w.dtype is I8:
+        shift = Packed(1, "offsets", _offsets)
+        operands = (Packed(1, "bytes", _pack_bytes), shift)
+        steps = (outputs * places * channels, channels, 1, places * channels)
+    elif request.constant(1) is not None:
+        operands = (Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype)),)
+        dtype, steps = x.dtype, (places * channels * outputs, channels * outputs, outputs, 1)
+    facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
+    return _kernels(request, operands, facts, False)
 
 
-def _transposed(request: Request) -> Iterator[KernelCall]:
+def _transposed(request: Request) -> TiledProduct | None:
+    """The kernels of a transposed convolution; None if it is not covered."""
     node, (x, w) = request.node, request.node.inputs[:2]
     if x is None or w is None or not is_covered(node) or is_depthwise(node, w):
-        return
+        return None
     windows = transposed_windows(node, x, w)
-    if windows is not None:
-        groups = int(attribute(node, "group"))
-        inputs, outputs, *kernel = sizes_of(w)
-        channels, places = inputs // groups, prod(kernel)
-        steps = (channels * outputs * places, 1, outputs * places, places)
-        facts = (strided_image(request, x, windows), groups, channels, outputs, w.dtype, steps)
-        yield from _calls(request, (In(1),), facts, True)
+    if windows is None:
+        return None
+    groups = int(attribute(node, "group"))
+    inputs, outputs, *kernel = sizes_of(w)
+    channels, places = inputs // groups, prod(kernel)
+    steps = (channels * outputs * places, 1, outputs * places, places)
+    facts = (strided_image(request, x, windows), groups, channels, outputs, w.dtype, steps)
+    return _kernels(request, (In(1),), facts, True)
 
 
 def conv_windows(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
@@ -182,12 +189,12 @@ def transposed_windows(node: Node, x: Value, w: Value) -> tuple[Window, ...] | N
     )
 
 
-def _calls(
+def _kernels(
     request: Request,
     weights: tuple[Operand, ...],
     facts: tuple[Image, int, int, int, DType, tuple[int, int, int, int]],
     is_transposed: bool,
-) -> Iterator[KernelCall]:
+) -> TiledProduct:
     node, (_, groups, channels, columns, *_) = request.node, facts
     pixels, results = results_of(request, extra_indices(node))
     extras = [In(i) for i in extra_indices(node)]
@@ -195,18 +202,21 @@ def _calls(
     fill = int(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
     base = ConvSpec(*facts, pixels, results, is_transposed, tile, "ieee", fill)
     least = _LEAST_DEPTH if base.element.itemsize > 1 else LEAST_BYTES
+
+    def call(tile: ProductTile, precision: str) -> KernelCall:
+        return KernelCall(
+            replace(base, tile=tile, precision=precision),
+            (In(0), *weights, *extras, Out()),
+            inplace=inplace_extras(node),
+            strided=(In(0), *extras, Out()),
+            flops=base.rows * (2 * groups * columns * base.depth),
+            bytes=traffic(node),
+            grid=(groups * blocks(base.rows, tile.rows) * blocks(columns, tile.columns),),
+        )
+
     tiles = ranked_tiles(request.gpu, base.rows, columns, base.depth, groups, base.element)
-    for precision in precisions(base.element, request.gpu):
-        for tile in islice(dict.fromkeys(_by_channels(tile, channels, least) for tile in tiles), _OFFERED):
-            yield KernelCall(
-                replace(base, tile=tile, precision=precision),
-                (In(0), *weights, *extras, Out()),
-                inplace=inplace_extras(node),
-                strided=(In(0), *extras, Out()),
-                flops=base.rows * (2 * groups * columns * base.depth),
-                bytes=traffic(node),
-                grid=(groups * blocks(base.rows, tile.rows) * blocks(columns, tile.columns),),
-            )
+    fitted = tiles.changed(partial(_by_channels, channels=channels, least=least))
+    return TiledProduct(call, fitted, precisions(base.element, request.gpu))
 
 
 def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:

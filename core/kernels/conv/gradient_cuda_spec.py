@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import product as product_of
 from typing import ClassVar
 
 from lathe.core.ir.types import Dim
@@ -15,6 +14,7 @@ from lathe.core.kernels.shared.cuda_image import Image, spatial, strided_image
 from lathe.core.kernels.shared.cuda_product import (
     FACTORS,
     ProductTile,
+    TiledProduct,
     parts_of,
     precisions,
     ranked_tiles,
@@ -23,8 +23,6 @@ from lathe.core.kernels.shared.cuda_product import (
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.kernels.shared.window import windows_of
-
-_OFFERED = 4  # tiles
 
 
 @dataclass(frozen=True)
@@ -61,30 +59,33 @@ class ConvGradientSpec(KernelSpec):
 
 def conv_gradient(request: Request) -> KernelCall | None:
     """Selector of weight gradients of float32, float16 and bfloat16 convolutions whose spatial sizes are numbers."""
-    return next(_calls(request), None)
+    kernels = _kernels(request)
+    return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with up to four tiles for each precision, the selector's own included."""
-    return _calls(request)
+    """Offers of the same gradient with other tiles and precisions, the selector's own included."""
+    kernels = _kernels(request)
+    return kernels.offers() if kernels is not None else ()
 
 
-def _calls(request: Request) -> Iterator[KernelCall]:
+def _kernels(request: Request) -> TiledProduct | None:
+    """The kernels of a gradient; None if it is not covered."""
     node, (x, dy) = request.node, request.node.inputs
     if x is None or dy is None or not has_plannable_types(node) or x.dtype not in FACTORS:
-        return
+        return None
     windows = windows_of(node, spatial(node, x), spatial(node, dy)) if dy.dtype is x.dtype else None
     if windows is None:
-        return
+        return None
     image, groups = strided_image(request, x, windows), int(attribute(node, "group"))
     outputs, channels, *_ = sizes_of(node.output)
     columns = channels * image.places
-    tiles = ranked_tiles(request.gpu, outputs // groups, columns, image.pixels, groups, x.dtype)
-    for precision, tile in product_of(precisions(x.dtype, request.gpu), tiles[:_OFFERED]):
-        results = strided_image(request, dy, windows)
+    results = strided_image(request, dy, windows)
+
+    def call(tile: ProductTile, precision: str) -> KernelCall:
         spec = ConvGradientSpec(image, results, groups, outputs // groups, channels, tile, precision, 1)
         parts = parts_of(request.gpu, tile, spec.programs, image.pixels)
-        yield KernelCall(
+        return KernelCall(
             replace(spec, parts=parts),
             (In(0), In(1), Out(), *split_operands(tile, spec.programs, parts)),
             strided=(In(0), In(1)),
@@ -92,3 +93,6 @@ def _calls(request: Request) -> Iterator[KernelCall]:
             bytes=traffic(node),
             grid=(spec.programs, parts),
         )
+
+    tiles = ranked_tiles(request.gpu, outputs // groups, columns, image.pixels, groups, x.dtype)
+    return TiledProduct(call, tiles, precisions(x.dtype, request.gpu))

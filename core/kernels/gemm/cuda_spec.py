@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
-from itertools import product as product_of
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +25,7 @@ from lathe.core.kernels.shared.cuda_product import (
     SHIFT,
     ProductTile,
     Results,
+    TiledProduct,
     cast_array,
     parts_of,
     precisions,
@@ -36,8 +35,6 @@ from lathe.core.kernels.shared.cuda_product import (
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.matrices import Perm, perm_attribute, to_product_axes
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic
-
-_OFFERED = 4  # tiles
 
 
 @dataclass(frozen=True)
@@ -83,24 +80,28 @@ def gemm(request: Request) -> KernelCall | None:
 
     Narrow floats may be multiplied by float32, which is rounded to their type.
     """
-    return next(_calls(request), None)
+    kernels = _kernels(request)
+    return kernels.preferred() if kernels is not None else None
 
 
 def other_kernels(request: Request) -> Iterator[KernelCall]:
     """Offers of other kernels: cuBLASLt first, since it needs no compilation, then other tiles and precisions."""
-    calls = _calls(request)
-    for first in islice(calls, 1):
-        library = cublaslt_gemm(first, first.spec, request) if isinstance(first.spec, GemmSpec) else None
-        yield from [library] if library is not None else []
+    kernels = _kernels(request)
+    if kernels is None:
+        return
+    calls = list(kernels.offers())
+    first = calls[0]
+    library = cublaslt_gemm(first, first.spec, request) if isinstance(first.spec, GemmSpec) else None
+    yield from [library] if library is not None else []
     yield from calls
 
 
-def _calls(request: Request) -> Iterator[KernelCall]:
-    """The calls of the kernel with up to four tiles for each candidate precision, the preferred one first."""
+def _kernels(request: Request) -> TiledProduct | None:
+    """The kernels of a product; None if it is not covered."""
     node = request.node
     element = _element(request)
     if element is None:
-        return
+        return None
     shape, extras = product_shape(node), extras_of(node)
     a, b = operand_of(request, 0), operand_of(request, 1)
     y = to_product_axes(request.strides_of(node.output), perm_attribute(node, "perm_y"))
@@ -126,15 +127,15 @@ def _calls(request: Request) -> Iterator[KernelCall]:
     count = product(batches.extents)
     b_steps = (b.strides[-2], b.strides[-1]) if element is not I8 else (1, a.shape[-1])
     offsets = (Packed(1, "offsets", partial(_offsets, perm=perm_attribute(node, "perm_b"))),) if element is I8 else ()
-    tiles = ranked_tiles(request.gpu, product(rows.extents), b.shape[-1], a.shape[-1], count, element)
-    for precision, tile in product_of(precisions(element, request.gpu), tiles[:_OFFERED]):
+    given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
+
+    def call(tile: ProductTile, precision: str) -> KernelCall:
         spec = GemmSpec(
             batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], b_steps,
             factors, element, results, tile, precision, 1,
         )  # fmt: skip
         parts = parts_of(request.gpu, tile, spec.programs, spec.depth) if element.is_float else 1
-        given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
-        yield KernelCall(
+        return KernelCall(
             replace(spec, parts=parts),
             (In(0), second, *offsets, *(In(i) for i in extras), Out(), *split_operands(tile, spec.programs, parts)),
             inplace,
@@ -143,6 +144,9 @@ def _calls(request: Request) -> Iterator[KernelCall]:
             bytes=traffic(node),
             grid=(spec.programs, parts),
         )
+
+    tiles = ranked_tiles(request.gpu, product(rows.extents), b.shape[-1], a.shape[-1], count, element)
+    return TiledProduct(call, tiles, precisions(element, request.gpu))
 
 
 def _element(request: Request) -> DType | None:

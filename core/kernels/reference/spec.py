@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import Dim
-from lathe.core.kernels.call import Flag, In, KernelCall, KernelSpec, Operand, Out, Request, Row, Scratch
+from lathe.core.kernels.call import Flag, In, KernelCall, KernelSpec, Operand, Out, Request, Row, Scratch, by_batch
 from lathe.core.kernels.choose import candidates, select
 from lathe.core.kernels.gemm.cublaslt_spec import LibrarySpec
 from lathe.core.ops.opdef import registry
@@ -60,8 +60,13 @@ def on_cuda(request: Request) -> Request:
 def simulated_call(call: KernelCall, request: Request) -> KernelCall:
     """The call of a reference kernel that replaces the CUDA kernel's `call` for the request's node.
 
-    Scratch, status flag, in-place inputs, cost and grid are those of `call`; constants are passed unpacked.
+    Scratch, status flag, in-place inputs, cost, grid and ranges of batch sizes are those of `call`; constants are not
+    packed.
     """
+    return by_batch([(first, _simulated_kernel(kernel, request)) for first, kernel in call.kernels])
+
+
+def _simulated_kernel(call: KernelCall, request: Request) -> KernelCall:
     node = request.node
     given = [index for index, value in enumerate(node.inputs) if value is not None]
     values = [*(node.inputs[index] for index in given), *node.outputs]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product as product_of
 
 import numpy as np
 
 from lathe.core.ir.dim import evaluate
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.ir.types import Dim, DType
-from lathe.core.kernels.call import Block, Operand, Scratch
+from lathe.core.kernels.call import Block, KernelCall, Operand, Scratch, by_batch, first_batches
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import BATCH
 from lathe.core.kernels.target import GpuTarget
@@ -17,7 +19,8 @@ from lathe.core.kernels.target import GpuTarget
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 HALVES = frozenset({F16, BF16})
 FACTORS = HALVES | {F32}
-_SAMPLES = (1, 8, 32, 128)  # batch sizes for which tiles are ranked
+SAMPLES = (1, 8, 32, 128)  # batch sizes for which tiles are ranked
+_OFFERED = 8  # tiles that the tuner may measure
 _LARGE = 128  # extent assumed where a size depends on the batch
 _TYPICAL = 32  # batch size assumed when the depth is split
 _MOST_PARTS = 64  # of a split depth
@@ -41,6 +44,10 @@ class ProductTile:
     warps: int
     stages: int
 
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
+
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}x{self.depth}"
 
@@ -48,13 +55,22 @@ class ProductTile:
 _TILES = tuple(
     ProductTile(*facts)
     for facts in (
+        (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 4, 3), (128, 64, 64, 4, 4),
+        (64, 128, 64, 4, 4), (64, 64, 64, 4, 4),
         (128, 256, 32, 8, 3), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4),
         (128, 32, 32, 4, 4), (32, 128, 32, 4, 4), (64, 32, 64, 4, 3), (32, 64, 64, 4, 3), (32, 32, 64, 4, 4),
         (16, 128, 64, 4, 3), (16, 64, 64, 4, 4), (128, 16, 64, 4, 3), (64, 16, 64, 4, 4), (16, 32, 128, 4, 3),
         (16, 16, 128, 4, 3),
     )
 )  # fmt: skip
-_LINE = 24  # multiply-adds in the time of loading one row or column of factors, for the cost model
+# The cost model (`_microseconds`), fitted on an H100; products are bfloat16 multiply-adds.
+_WARP_GROUP_PRODUCT = 7.0e-7  # microseconds of a multiprocessor, by instructions of four warps (wgmma)
+_PRODUCT = 7.7e-7  # the same by instructions of one warp (mma)
+_LOAD = 1.58e-5  # microseconds of a multiprocessor per byte
+_STEP = 0.02  # the least microseconds of a step
+_WAIT, _WAIT_PER_BYTE = 0.123, 5.1e-5  # microseconds that a step waits for its loads, and more per byte and stage
+_END = 6.1e-5  # microseconds for each sum that is stored
+_HOPPER, _WARP_GROUP_ROWS = 90, 64  # the first architecture with wgmma, and its least rows
 
 
 @dataclass(frozen=True)
@@ -84,18 +100,29 @@ def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
     return ("tf32",) if target.tf32 else ("tf32x3", "ieee")
 
 
-def ranked_tiles(
-    target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType
-) -> tuple[ProductTile, ...]:
-    """Tiles that fit into shared memory and the product's size, in the order in which they should be tried.
+@dataclass(frozen=True, slots=True)
+class RankedTiles:
+    """Tiles of a product: `best` are the best ones for the batch sizes in `SAMPLES`; `tiles` are all in order.
 
-    First the tile with the least total regret (its cost relative to the best tile) over the batch sizes 1, 8, 32 and
-    128, then the best tile for 128, 32, 8 and 1, then the rest. `batch` is the number of products. The depth of a
-    tile is reduced to that of a shallow product.
+    In that order the best tiles come first, those for large batches before those for small ones; then the second best.
     """
-    sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
+
+    tiles: tuple[ProductTile, ...]
+    best: tuple[ProductTile, ...]
+
+    def changed(self, change: Callable[[ProductTile], ProductTile]) -> RankedTiles:
+        """The tiles that `change` makes of these, in the same order, each once."""
+        return RankedTiles(tuple(dict.fromkeys(map(change, self.tiles))), tuple(map(change, self.best)))
+
+
+def ranked_tiles(target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType) -> RankedTiles:
+    """The tiles that fit into shared memory and the product's size, ranked by estimated time (`_microseconds`).
+
+    `batch` is the number of products. The depth of a tile is reduced to that of a shallow product.
+    """
+    sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), LEAST) for axis in (0, 1)]
-    deepest = max(_power(_at(depth, max(_SAMPLES))), LEAST if element.itemsize > 1 else LEAST_BYTES)
+    deepest = max(_power(_at(depth, max(SAMPLES))), LEAST if element.itemsize > 1 else LEAST_BYTES)
     fitting = dict.fromkeys(
         replace(tile, depth=min(tile.depth, deepest))
         for tile in _TILES
@@ -104,27 +131,63 @@ def ranked_tiles(
         and (tile.rows + tile.columns) * tile.depth * element.itemsize * tile.stages <= target.shared_bytes
     )
     fixed = all(isinstance(dim, int) for dim in (rows, columns, batch))
-    depths = [_at(depth, n) if fixed else 0 for n in _SAMPLES]  # 0: the depth cannot be split among programs
-    costs = {
-        tile: [max(_cost(target, tile, *size, deep), 1) for size, deep in zip(sizes, depths, strict=True)]
-        for tile in fitting
-    }
-    least = [min(column) for column in zip(*costs.values(), strict=True)]
-    regret = {tile: sum(c / best for c, best in zip(each, least, strict=True)) for tile, each in costs.items()}
-    ranked = sorted(fitting, key=regret.__getitem__)
-    best_of = [min(ranked, key=lambda tile: costs[tile][at]) for at in reversed(range(len(sizes)))]
-    return tuple(dict.fromkeys([ranked[0], *best_of, *ranked]))
+
+    def order(at: int) -> list[ProductTile]:
+        deep = _at(depth, SAMPLES[at])
+        return sorted(fitting, key=lambda tile: _microseconds(target, tile, *sizes[at], deep, element, fixed))
+
+    orders = [order(at) for at in range(len(SAMPLES))]
+    ranked = (each[place] for place in range(len(fitting)) for each in reversed(orders))
+    return RankedTiles(tuple(dict.fromkeys(ranked)), tuple(each[0] for each in orders))
 
 
-def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int) -> float:
-    """The estimated time for `batch` products, in arbitrary units: waves of programs times the cost of a tile.
+@dataclass(frozen=True, slots=True)
+class TiledProduct:
+    """All kernels of a product or convolution. `call` makes that of a tile and a precision.
 
-    A `depth` other than 0 may be split among programs.
+    The first of `precisions` is the preferred one.
+    """
+
+    call: Callable[[ProductTile, str], KernelCall]
+    tiles: RankedTiles
+    precisions: tuple[str, ...]
+
+    def preferred(self) -> KernelCall:
+        """The kernels with the best tiles, each for its range of batch sizes."""
+        best = [self.call(tile, self.precisions[0]) for tile in self.tiles.best]
+        return by_batch(list(zip(first_batches(SAMPLES), best, strict=True)))
+
+    def offers(self) -> Iterator[KernelCall]:
+        """The kernels with up to eight tiles for each precision."""
+        for precision, tile in product_of(self.precisions, self.tiles.tiles[:_OFFERED]):
+            yield self.call(tile, precision)
+
+
+def _microseconds(
+    target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int, element: DType, fixed: bool
+) -> float:
+    """The estimated time of `batch` products, without what all tiles have in common.
+
+    A multiprocessor is busy with the steps of all its programs; one program also waits for its loads in every step. The
+    constants fit 200 measurements of bfloat16 products and convolutions on an H100, with a mean error of 16 %
+    (docs/measurements/gpu.md). If the sizes are `fixed`, the depth may be split among programs.
     """
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
-    parts = _parts(target, tile, count, depth)
-    waves = -(-count * parts // target.multiprocessors)
-    return waves / parts * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+    parts = _parts(target, tile, count, depth) if fixed else 1
+    steps = -(-depth // tile.depth) / parts
+    loaded = (tile.rows + tile.columns) * tile.depth * element.itemsize
+    products = tile.rows * tile.columns * tile.depth * _cost_of_product(element, target)
+    warp_groups = target.arch >= _HOPPER and tile.rows >= _WARP_GROUP_ROWS
+    busy = max(products * (_WARP_GROUP_PRODUCT if warp_groups else _PRODUCT), loaded * _LOAD, _STEP)
+    waves = max(count * parts / target.multiprocessors, 1.0)
+    return max(steps * (_WAIT + _WAIT_PER_BYTE * loaded / tile.stages), waves * (steps * busy + _END * tile.area))
+
+
+def _cost_of_product(element: DType, target: GpuTarget) -> float:
+    """The time of a product of these factors, relative to bfloat16. Three TF32 products make one of float32."""
+    if element is F32:
+        return 2.0 if target.tf32 else 6.0
+    return 0.5 if element.itemsize == 1 else 1.0
 
 
 def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
@@ -156,7 +219,7 @@ def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operan
     if parts == 1 or not isinstance(programs, int):
         return ()
     sums = Scratch(programs * parts * tile.rows * tile.columns * F32.itemsize, shared=True)
-    return sums, Block("counts", np.zeros(programs, np.int32))
+    return sums, Block(f"counts{programs}", np.zeros(programs, np.int32))
 
 
 def cast_array(array: Array, element: DType) -> Array:

@@ -44,7 +44,7 @@ _FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
 _PRESERVING: dict[str, int | None] = {
     "Transpose": 1, "Reshape": 1, "Flatten": 1, "Squeeze": 1, "Unsqueeze": 1, "Identity": 1, "Slice": 1, "Split": 1,
     "Expand": 1, "Concat": None, "MaxPool": 1, "AveragePool": 1, "GlobalAveragePool": 1, "GlobalMaxPool": 1,
-    "ReduceMean": 1, "ReduceMax": 1, "LayerNormalization": 1, "FusedAttention": 3,
+    "ReduceMean": 1, "ReduceMax": 1, "LayerNormalization": 1, "FusedAttention": 3, "Pad": 1,
 }  # fmt: skip
 
 
@@ -52,10 +52,12 @@ _PRESERVING: dict[str, int | None] = {
 class ConvertToNarrow:
     """Stores operands of products, and values that products pass to each other, as `dtype`: bfloat16 or float16.
 
-    All other arithmetic stays float32, by the rules that the module describes.
+    All other arithmetic stays float32, by the rules that the module describes. `casts_inputs`: a graph input that only
+    type-preserving nodes separate from a product is converted before these nodes, which halves their traffic.
     """
 
     dtype: DType
+    casts_inputs: bool = False
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class ConvertToNarrow:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        walk = _Walk(editor, _choose(editor, self.dtype), self.dtype)
+        walk = _Walk(editor, _choose(editor, self.dtype, self.casts_inputs), self.dtype)
         for node in editor.nodes():
             walk.convert(node)
         if walk.products:
@@ -74,11 +76,11 @@ class ConvertToNarrow:
 # Choice of the values that are stored narrow
 
 
-def _choose(editor: Editor, dtype: DType) -> set[Value]:
+def _choose(editor: Editor, dtype: DType, casts_inputs: bool) -> set[Value]:
     """The values to store as `dtype`: the largest set in which each may be narrow if the others are (`_fits`)."""
     chosen = {v for node in editor.nodes() for v in node.outputs if _is_stored(editor, v) and _can_write(editor, node)}
     while True:
-        misfits = {value for value in chosen if not _fits(editor, value, chosen, dtype)}
+        misfits = {value for value in chosen if not _fits(editor, value, chosen, dtype, casts_inputs)}
         if not misfits:
             return chosen
         chosen -= misfits
@@ -88,14 +90,17 @@ def _is_stored(editor: Editor, value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.dtype is F32 and not editor.is_output(value)
 
 
-def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> bool:
+def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType, casts_inputs: bool) -> bool:
     """Whether a value may be narrow, if the other values in `chosen` are narrow.
 
     For a value that a product multiplies, conversions for its other readers pay off. Any other value must be next to a
     product or a type-preserving node, and no reader may need a conversion of its own.
     """
     producer, readers = value.producer, editor.readers(value)
-    if producer is None or not all(source in chosen for source in _same_type_inputs(producer)):
+    if producer is None:
+        return False
+    casts = casts_inputs and _leads_to_product(editor, value)
+    if not all(source in chosen or (casts and _is_input(editor, source)) for source in _same_type_inputs(producer)):
         return False
     if editor.graph.states and any(_is_packed_from(editor, reader, value) for reader in readers):
         return False
@@ -103,8 +108,26 @@ def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> boo
         return True
     if dtype is DType.FLOAT16 and not _is_bounded(editor, producer, chosen):
         return False
-    near = producer.op in _FIRST_EXTRA or any(reader.op in _PRESERVING for reader in readers)
+    near = producer.op in _FIRST_EXTRA or any(_preserves(reader) for reader in readers)
     return near and all(_can_read(editor, reader, value, chosen) for reader in readers)
+
+
+def _is_input(editor: Editor, value: Value | None) -> bool:
+    return value in editor.graph.inputs
+
+
+def _leads_to_product(editor: Editor, value: Value) -> bool:
+    """Whether a product multiplies the value, or what type-preserving nodes alone make of it."""
+    return any(
+        _multiplies(editor, reader, value)
+        or (_preserves(reader) and len(reader.outputs) == 1 and _leads_to_product(editor, reader.output))
+        for reader in editor.readers(value)
+    )
+
+
+def _preserves(node: Node) -> bool:
+    """Whether the node keeps the element type of its inputs; a Pad with a computed value has that value's type."""
+    return node.op in _PRESERVING and not (node.op == "Pad" and node.input(2) is not None)
 
 
 def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
@@ -131,7 +154,7 @@ def _degree(editor: Editor, value: Value, chosen: set[Value]) -> float:
 
 def _same_type_inputs(node: Node) -> Sequence[Value | None]:
     """The leading inputs of a node that must have its output's type; empty unless the operator is in `_PRESERVING`."""
-    return node.inputs[: _PRESERVING[node.op]] if node.op in _PRESERVING else ()
+    return node.inputs[: _PRESERVING[node.op]] if _preserves(node) else ()
 
 
 def _can_write(editor: Editor, node: Node) -> bool:
@@ -139,7 +162,7 @@ def _can_write(editor: Editor, node: Node) -> bool:
         return _has_kernel(editor, node) and not _is_direct(editor, node)
     if node.op == "FusedMatMul":
         return _keeps_last(node, "perm_y")
-    return (node.op in _PRESERVING and len(node.outputs) == 1) or is_elementwise(node)
+    return (_preserves(node) and len(node.outputs) == 1) or is_elementwise(node)
 
 
 def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> bool:
@@ -147,7 +170,7 @@ def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> b
     if node.op in _FIRST_EXTRA:
         factors = node.inputs[: _FIRST_EXTRA[node.op]]
         return all(value is not factor for factor in factors) or _is_depthwise(editor, node)
-    if node.op in _PRESERVING:
+    if _preserves(node):
         others = node.inputs[len(_same_type_inputs(node)) :]
         return node.outputs[0] in chosen and all(value is not other for other in others)
     return is_elementwise(node)
@@ -241,8 +264,10 @@ class _Walk:
             self._product(node, bool(narrow_outputs))
         elif is_elementwise(node) and (narrow_outputs or narrow_inputs):
             self._elementwise(node)
-        elif node.op in _PRESERVING and narrow_outputs:
-            self._replace(node, self.editor.emit(node, node.op, *node.inputs, attrs=node.attrs))
+        elif _preserves(node) and narrow_outputs:
+            same = _same_type_inputs(node)
+            inputs = [self._as(node, each, self.dtype) if each in same else each for each in node.inputs]
+            self._replace(node, self.editor.emit(node, node.op, *inputs, attrs=node.attrs))
         elif narrow_inputs:
             self.editor.set_inputs(node, [self._as(node, value, F32) for value in node.inputs])
 

@@ -111,7 +111,8 @@ class DeviceExecutable:
         self._states = DeviceStates(plan, device, adopted or {})
         with ExitStack() as undoing:
             self._module = undoing.enter_context(closing(device.load(objects)))
-            self._functions = [self._module.function(step.symbol) for step in plan.steps]
+            symbols = dict.fromkeys(symbol for step in plan.steps for symbol in step.symbols)
+            self._functions = {symbol: self._module.function(symbol) for symbol in symbols}
             streams = [undoing.enter_context(closing(device.stream())) for _ in range(4)]
             self._copy_in, self._work, self._copy_out, self._capture = streams
             slots = (Slot(device, index, plan, self._ports) for index in range(SLOTS))
@@ -390,11 +391,11 @@ class DeviceExecutable:
         rows, bases = max(n, 1), self._bases(slot, n)
         launches = tuple(
             Launch(
-                function,
+                self._functions[step.symbol],
                 grid_of(step.grid, n),
                 tuple(bases[operand.base] + operand.offset.at(rows) for operand in step.operands),
             )
-            for function, step in zip(self._functions, self.plan.steps, strict=True)
+            for step in (step.at(n) for step in self.plan.steps)
         )
         return Tape(launches, self._copies(bases, n), n)
 

@@ -42,7 +42,7 @@ def _schedule(plan: Plan, n: int, peaks: Peaks) -> Iterator[str]:
         else:
             beside = False
             for step in plan.steps[entry.first : entry.last]:
-                yield f"{'&' if beside else ' '} {_step(step, n, peaks, total)}"
+                yield f"{'&' if beside else ' '} {_step(step.at(n), n, peaks, total)}"
                 beside = not step.has_barrier
 
 

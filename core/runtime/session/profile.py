@@ -137,5 +137,5 @@ def _nodes(share: DeviceShare, n: int, samples: Sequence[StepTimes]) -> list[Nod
         for step, taken in zip(plan.steps[entry.first : entry.last], steps[entry.first : entry.last], strict=True):
             flops, nbytes = step.flops.at(n), step.bytes.at(n)
             least = int(machine.seconds(flops, nbytes, share.threads) * 1e9)
-            nodes.append(NodeTime(step.label, step.op, step.summary, step.outputs, taken, flops, nbytes, least))
+            nodes.append(NodeTime(step.label, step.op, step.at(n).summary, step.outputs, taken, flops, nbytes, least))
     return nodes

@@ -43,13 +43,17 @@ def measure(case: Case, bench: Bench) -> Finding:
     what = f"{node.op} {', '.join(str(value.type) for value in node.inputs if value is not None)}"
     best = {n: min(times, key=lambda kernel: times[kernel]) for n, times in microseconds.items() if times}
     text = "; ".join(f"batch {n}: {kernel} {microseconds[n][kernel]:.1f} us" for n, kernel in best.items())
-    figures = {"problem": what, "preferred": problem.calls[0].spec.summary, "microseconds": microseconds}
+    figures = {
+        "problem": what,
+        "preferred": {n: problem.calls[0].at(n).spec.summary for n in bench.options.batches},
+        "microseconds": microseconds,
+    }
     return Finding(f"{what}: {text or 'no kernel ran'}", None, figures)
 
 
 @lru_cache(4)
 def _problems(model: str, precision: str, device: str, batches: tuple[int, ...]) -> list[Problem]:
-    """The distinct tuning problems of a model with more than one candidate, by work, the heaviest first."""
+    """The distinct tuning problems of a model with more than one kernel, by work, the heaviest first."""
     graph = load(models.onnx_of(model).SerializeToString())
     options = make_options(device, precision, max_batch=max(batches), tune="default")
     batching = describe(graph, options).batching
@@ -57,7 +61,7 @@ def _problems(model: str, precision: str, device: str, batches: tuple[int, ...])
     target = target_on(canonical(device), options)
     parts = [part for part in placement_of(ready, options, {}).parts if part.device == canonical(device)]
     found = {each.key: each for part in parts for each in problems(part.graph, target, 1, batches).values()}
-    return sorted((each for each in found.values() if len(each.calls) > 1), key=lambda each: -each.work)
+    return sorted((each for each in found.values() if len(each.kernels) > 1), key=lambda each: -each.work)
 
 
 def _times(problem: Problem, options: Options) -> dict[int, dict[str, float]]:
@@ -67,15 +71,15 @@ def _times(problem: Problem, options: Options) -> dict[int, dict[str, float]]:
     """
     device, store = open_device(options.device), open_store(None)
     objects = store.objects if store is not None else None
-    device.prepare((call.spec for call in problem.calls), objects)
+    device.prepare((call.spec for call in problem.kernels), objects)
     found: dict[int, dict[str, float]] = {}
-    with device_bench(device, objects)(problem.calls, problem.request) as trials_at:
+    with device_bench(device, objects)(problem.kernels, problem.request) as trials_at:
         for n in options.batches:
             try:
                 with trials_at(n) as trials:
                     samples = [statistics.median(trial.seconds() for _ in range(_SAMPLES)) for trial in trials]
             except DeviceMemoryError:
                 continue
-            by_kernel = zip((call.spec.summary for call in problem.calls), samples, strict=True)
+            by_kernel = zip((call.spec.summary for call in problem.kernels), samples, strict=True)
             found[n] = {kernel: seconds * 1e6 for kernel, seconds in by_kernel if seconds < inf}
     return found

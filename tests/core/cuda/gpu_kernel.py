@@ -52,9 +52,10 @@ class GpuKernel:
         feeds = dict(zip(self.graph.inputs, arrays, strict=True)) | self.graph.constants
         self.flag[:] = 0
         outputs = [guarded_output(value, n) for value in self.node.outputs]
-        memory = [self._memory(operand, feeds, [each.array for each in outputs], n) for operand in self.call.operands]
-        grid = [evaluate(extent, {"n": n}) for extent in self.call.grid]
-        interpret(generate(self.call.spec, self.target), grid, memory, n)
+        call = self.call.at(n)
+        memory = [self._memory(operand, feeds, [each.array for each in outputs], n) for operand in call.operands]
+        grid = [evaluate(extent, {"n": n}) for extent in call.grid]
+        interpret(generate(call.spec, self.target), grid, memory, n)
         assert all(output.untouched_in_front() for output in outputs), self.node
         return [output.array for output in outputs]
 

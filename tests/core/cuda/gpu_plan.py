@@ -33,7 +33,7 @@ class InterpretedPlan:
         for ports, arrays in ((self.plan.inputs, feeds), (self.plan.states, self.states), (self.plan.outputs, outputs)):
             memory.update({port.base: np.ascontiguousarray(arrays[port.name]) for port in ports})
         memory[self.plan.flags_base] = np.zeros(1 << 12, np.uint8)
-        for step in self.plan.steps:
+        for step in (each.at(n) for each in self.plan.steps):
             addresses = [_address(memory, each, n) for each in step.operands]
             grid = [evaluate(extent, {"n": n}) for extent in step.grid]
             interpret(generate(self.planned.specs[step.symbol], self.target), grid, addresses, n)

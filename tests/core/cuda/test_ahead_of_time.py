@@ -74,7 +74,7 @@ def test_the_tuners_candidates_are_compiled_too(tmp_path: Path, compiled: list[s
         compiled.clear()
         compile_kernels(graph, FAKE, tmp_path / tune, max_batch=32, tune=tune)
         counts.append(len(set(compiled)))
-    assert 1 == counts[0] < counts[1] <= 3 < counts[2]
+    assert 1 <= counts[0] < counts[1] < counts[2]
 
 
 def test_missing_sizes_are_requested_by_name(tmp_path: Path, compiled: list[str]) -> None:

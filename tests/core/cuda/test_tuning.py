@@ -81,9 +81,29 @@ def names(calls: Sequence[KernelCall]) -> list[str]:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_fastest_kernel_of_a_device_is_chosen(device: SimulatedDevice, rank: int) -> None:
     problem = problem_of(device.target)
-    device._cost = Costs(**{names(problem.calls)[rank]: 70_000})
-    assert tuner.fastest(problem, device_bench(device)) is problem.calls[rank]
+    device._cost = Costs(**{names(problem.kernels)[rank]: 70_000})
+    assert tuner.fastest(problem, device_bench(device)).key == problem.kernels[rank].key
     assert {n for _, n in device._cost.seen} == {1, 8}
+
+
+def test_each_range_of_batch_sizes_gets_its_fastest_kernel(device: SimulatedDevice) -> None:
+    """A kernel that is best at 128 is used there, although it is the slowest at 1; artifacts record both."""
+    problem = problem_of(device.target, (1, 8, 32, 128))
+    small, large = problem.kernels[-2:]
+
+    def cost(kernel: Any, grid: Grid, n: int) -> int:
+        return {
+            names([small])[0]: 70_000 if n < 100 else 900_000,
+            names([large])[0]: 50_000 if n > 100 else 950_000,
+        }.get(kernel.kernel, 100_000)
+
+    device._cost = cost
+    found = tuner.fastest(problem, device_bench(device))
+    assert [(each.first, each.spec.key) for each in found.ranges] == [(0, small.spec.key), (65, large.spec.key)]
+    assert found.at(64).spec is small.spec and found.at(65).spec is large.spec
+    again = problem.recorded_candidate({problem.key: found.finding})
+    assert again is not None and again.key == found.key
+    assert problem.recorded_candidate({problem.key: found.finding.replace("65", "x")}) is None
 
 
 def test_a_sample_is_one_graph_of_many_launches_with_weights_in_turn(device: SimulatedDevice) -> None:
@@ -143,9 +163,9 @@ def test_full_tuning_compiles_all_candidates_at_once(device: SimulatedDevice) ->
     prepared: list[KernelSpec] = []
     bench = device_bench(device)
     findings = tuner.tune([known, new], {known.key: ""}, inf, bench, prepared.extend)
-    assert prepared == [call.spec for call in new.calls] and list(findings) == [new.key]
+    assert prepared == [kernel.spec for kernel in new.kernels] and list(findings) == [new.key]
     tuner.tune([new], {}, 5.0, bench, prepared.extend)
-    assert len(prepared) == len(new.calls)
+    assert len(prepared) == len(new.kernels)
 
 
 def test_records_and_artifacts_of_other_gpus_are_ignored(device: SimulatedDevice, tmp_path: Path) -> None:

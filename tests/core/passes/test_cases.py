@@ -19,6 +19,7 @@ from lathe.core.passes.fusion.grouped_queries import FuseGroupedQueries
 from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.channels_last import ChannelsLast
+from lathe.core.passes.layout.pad_channels import PadChannels
 from lathe.core.passes.lowering.definitions import ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
 from lathe.core.passes.lowering.gathered_weights import GatheredWeights
@@ -75,6 +76,7 @@ PASSES: dict[str, Pass] = {
         SplitRecurrent(),
         SimplifyLoops(),
         TransposedConvolutions(),
+        PadChannels(),
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]

@@ -192,3 +192,16 @@ def test_unknown_precisions_are_refused() -> None:
     expected = "precision 'float8' is not supported, expected float32, tf32, bfloat16 or float16"
     with pytest.raises(UnsupportedError, match=expected):
         lathe.compile(network(product), precision="float8")  # type: ignore[arg-type]
+
+
+def test_graph_inputs_are_converted_before_nodes_that_only_move_elements() -> None:
+    """On GPUs: the transposed image is narrow, because a product reads it. What no product reads stays float32."""
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(F32, (symbol("n"), 6, 8)))
+    moved, other = b("Transpose", x, perm=(0, 2, 1)), b("Transpose", b("Reshape", x, allowzero=1, shape=(-1, 8, 6)))
+    b.graph.outputs = [product(b, moved), b("Relu", other)]
+    for casts_inputs, expected in ((False, ["float32", "float32"]), (True, ["bfloat16", "float32"])):
+        copy = b.graph.clone()
+        ConvertToNarrow(BF16, casts_inputs).run(copy)
+        verify(copy, "the pass")
+        assert [str(node.output.dtype) for node in copy.nodes if node.op == "Transpose"] == expected

@@ -33,7 +33,8 @@ DISCOVERED: dict[str, Pass] = {
     step.name: step
     for channels_last in (True, False)
     for precision in ("float32", "bfloat16", "float16")
-    for step in pipeline.optimizing_passes(pipeline.Options(channels_last=channels_last, precision=precision))
+    for host in (True, False)  # last the passes for GPUs, which do what those for CPUs do and more
+    for step in pipeline.optimizing_passes(pipeline.Options(channels_last, precision=precision, host=host))
 } | PASSES
 
 GRAPHS: list[tuple[str, str, Graph]] = [

@@ -44,7 +44,7 @@ from lathe.core.runtime.host.trial import Bench, TimedKernel
 Prepare: TypeAlias = Callable[[Iterable[KernelSpec]], None]
 Findings: TypeAlias = dict[str, str]  # problem -> the kernel to use, as `KernelSpec.finding` names it
 
-_FEW_CANDIDATES = 3  # candidates that are timed when time is short
+_FEW_CANDIDATES, _FEW_ON_GPU = 3, 6  # candidates that are timed when time is short
 _MIN_WORK = 2_000_000  # operations at the largest batch size; below this a choice makes no noticeable difference
 _MAX_WORK = 200_000_000_000  # bounds the time of a trial; the next line bounds its memory
 _MAX_BYTES = 1 << 29
@@ -71,8 +71,9 @@ class Problem:
 
     @property
     def few(self) -> Problem:
-        """The problem with only the first 3 candidates, for when time is short."""
-        return replace(self, calls=self.calls[:_FEW_CANDIDATES])
+        """The problem with only the first 3 candidates, on a GPU the first 6, for when time is short."""
+        on_gpu = isinstance(self.request.target, GpuTarget)
+        return replace(self, calls=self.calls[: _FEW_ON_GPU if on_gpu else _FEW_CANDIDATES])
 
     @cached_property
     def key(self) -> str:

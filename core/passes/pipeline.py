@@ -15,6 +15,7 @@ from lathe.core.passes.fusion.elementwise import FuseElementwise
 from lathe.core.passes.fusion.epilogue import FuseEpilogue
 from lathe.core.passes.fusion.gemm import FuseMatMul
 from lathe.core.passes.fusion.grouped_queries import FuseGroupedQueries
+from lathe.core.passes.fusion.merged_products import MergeProducts
 from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.batch_last import BatchLast
@@ -135,6 +136,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
     ]
     precision: list[Pass] = [] if options.host else [PadChannels()]
     precision += [ConvertToNarrow(dtype, not options.host) for dtype in NARROW if str(dtype) == options.precision]
+    precision += [] if options.host else [MergeProducts()]
     bodies: list[Pass] = [
         OptimizeBodies(
             lambda body: _with_count(optimize(body, replace(options, inside=True))),

@@ -258,14 +258,18 @@ def _epilogue_of(body: Graph | None, dtype: DType) -> _Epilogue | None:
     if body is None:
         return _Epilogue((), "")
     current, added, activation = body.inputs[0], [], ""
+    extras = {value: place for place, value in enumerate(body.inputs[1:])}  # also after a conversion
     for at, node in enumerate(body.nodes):
+        if node.op == "Cast" and node.input(0) in extras and node.output.dtype is F32:
+            extras[node.output] = extras[node.required_input(0)]
+            continue
         if current not in node.inputs:
             return None
         if node.op == "Add" and not activation:
             extra = next((value for value in node.inputs if value is not current), None)
-            if extra not in body.inputs or body.inputs.index(extra) - 1 in added:
+            if extra not in extras or extras[extra] in added:
                 return None
-            added.append(body.inputs.index(extra) - 1)
+            added.append(extras[extra])
         elif _is_activation(node) and not activation:
             activation = node.op
         elif node.op != "Cast" or at != len(body.nodes) - 1 or node.output.dtype is not dtype:

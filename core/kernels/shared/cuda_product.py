@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product as product_of
+from math import ceil
 
 import numpy as np
 
@@ -35,7 +36,8 @@ LEAST = 16  # smallest rows, columns and depth of other tensor core products
 class ProductTile:
     """The tile of one program: `rows` x `columns` sums, to which each step adds `depth` products.
 
-    `warps` of 32 threads run it, and loads are pipelined in `stages`. All numbers but `stages` are powers of two.
+    As text `128x64x32/4`: rows, columns, depth, stages. `warps` of 32 threads run it, and loads are pipelined in
+    `stages`. All numbers but `stages` are powers of two.
     """
 
     rows: int
@@ -49,27 +51,30 @@ class ProductTile:
         return self.rows * self.columns
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
+        return f"{self.rows}x{self.columns}x{self.depth}/{self.stages}"
 
 
 _TILES = tuple(
     ProductTile(*facts)
     for facts in (
         (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 4, 3), (128, 64, 64, 4, 4),
-        (64, 128, 64, 4, 4), (64, 64, 64, 4, 4),
+        (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3),
         (128, 256, 32, 8, 3), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4),
         (128, 32, 32, 4, 4), (32, 128, 32, 4, 4), (64, 32, 64, 4, 3), (32, 64, 64, 4, 3), (32, 32, 64, 4, 4),
         (16, 128, 64, 4, 3), (16, 64, 64, 4, 4), (128, 16, 64, 4, 3), (64, 16, 64, 4, 4), (16, 32, 128, 4, 3),
         (16, 16, 128, 4, 3),
     )
 )  # fmt: skip
-# The cost model (`_microseconds`), fitted on an H100; products are bfloat16 multiply-adds.
-_WARP_GROUP_PRODUCT = 7.0e-7  # microseconds of a multiprocessor, by instructions of four warps (wgmma)
-_PRODUCT = 7.7e-7  # the same by instructions of one warp (mma)
-_LOAD = 1.58e-5  # microseconds of a multiprocessor per byte
-_STEP = 0.02  # the least microseconds of a step
-_WAIT, _WAIT_PER_BYTE = 0.123, 5.1e-5  # microseconds that a step waits for its loads, and more per byte and stage
-_END = 6.1e-5  # microseconds for each sum that is stored
+# The cost model (`_microseconds`), fitted on an H100; products are bfloat16 multiply-adds of one multiprocessor.
+_WARP_GROUP_PRODUCT = 4.0e-7  # microseconds, by instructions of four warps (wgmma)
+_PRODUCT = 7.7e-7  # the same by instructions of one warp (mma), on an A100
+_LOAD = 1.39e-5  # microseconds of a multiprocessor per byte
+_WAIT, _WAIT_PER_PRODUCT = 0.18, 3.3e-7  # microseconds that a step waits for its loads and products, with wgmma
+_WAIT_OF_WARP = 0.37  # the same with mma
+_BEGIN = 1.6  # microseconds before the first products of a wave
+_END = 1.0e-4  # microseconds for each sum that is stored
+_REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS = 65536, 255, 60  # of a multiprocessor; of a thread, beside its sums
+_RESERVED = 1024  # bytes of shared memory that CUDA takes for itself in each program
 _HOPPER, _WARP_GROUP_ROWS = 90, 64  # the first architecture with wgmma, and its least rows
 
 
@@ -168,19 +173,30 @@ def _microseconds(
 ) -> float:
     """The estimated time of `batch` products, without what all tiles have in common.
 
-    A multiprocessor is busy with the steps of all its programs; one program also waits for its loads in every step. The
-    constants fit 200 measurements of bfloat16 products and convolutions on an H100, with a mean error of 16 %
-    (docs/measurements/gpu.md). If the sizes are `fixed`, the depth may be split among programs.
+    Multiprocessors are busy with the steps of all their programs; at the beginning of each wave of programs they wait.
+    One program also waits for its loads in every step. The constants fit 600 measurements of bfloat16 products and
+    convolutions on an H100, with a mean error of 18 % (docs/measurements/gpu.md): the tile of least estimated time took
+    1 to 6 % longer than the fastest of those measured. If the sizes are `fixed`, the depth may be split among programs.
     """
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
     parts = _parts(target, tile, count, depth) if fixed else 1
     steps = -(-depth // tile.depth) / parts
     loaded = (tile.rows + tile.columns) * tile.depth * element.itemsize
-    products = tile.rows * tile.columns * tile.depth * _cost_of_product(element, target)
-    warp_groups = target.arch >= _HOPPER and tile.rows >= _WARP_GROUP_ROWS
-    busy = max(products * (_WARP_GROUP_PRODUCT if warp_groups else _PRODUCT), loaded * _LOAD, _STEP)
-    waves = max(count * parts / target.multiprocessors, 1.0)
-    return max(steps * (_WAIT + _WAIT_PER_BYTE * loaded / tile.stages), waves * (steps * busy + _END * tile.area))
+    work = tile.rows * tile.columns * tile.depth * _cost_of_product(element, target)
+    is_wide = target.arch >= _HOPPER and tile.rows >= _WARP_GROUP_ROWS
+    wait, product = (_WAIT + _WAIT_PER_PRODUCT * work, _WARP_GROUP_PRODUCT) if is_wide else (_WAIT_OF_WARP, _PRODUCT)
+    shares = count * parts / target.multiprocessors
+    waves = ceil(shares / _programs_at_once(target, tile, loaded))
+    end = _END * tile.area
+    busy = max(shares, 1.0) * (steps * max(work * product, loaded * _LOAD) + end)
+    return max(steps * wait + end, waves * _BEGIN + busy)
+
+
+def _programs_at_once(target: GpuTarget, tile: ProductTile, loaded: int) -> int:
+    """The number of programs that a multiprocessor runs at once, by its shared memory and registers."""
+    threads = 32 * tile.warps
+    registers = threads * min(tile.area // threads + _OTHER_REGISTERS, _MOST_REGISTERS)
+    return max(min(target.shared_bytes // (loaded * tile.stages + _RESERVED), _REGISTERS // registers), 1)
 
 
 def _cost_of_product(element: DType, target: GpuTarget) -> float:

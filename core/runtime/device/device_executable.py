@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ from lathe.core.runtime.device.device_states import DeviceStates
 from lathe.core.runtime.device.device_timing import mean_nanoseconds
 from lathe.core.runtime.device.upload import Uploader
 from lathe.core.runtime.host.device_tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
+from lathe.core.runtime.host.host_copies import copy_in_pieces, copy_pool, part_of, pieces_of
 from lathe.core.runtime.host.plan_memory import (
     SLOTS,
     DeviceBlock,
@@ -69,16 +71,16 @@ class RunCopies:
     back: Sequence[StagingCopy]
 
 
-def run_copies(form: StagingLayout, across: Mapping[int, Resident], fetched: Container[int]) -> RunCopies:
-    """The copies of a run between `form`, the host's staging memory and the device.
+def run_copies(layout: StagingLayout, across: Mapping[int, Resident], fetched: Container[int]) -> RunCopies:
+    """The copies of a run between `layout`, the host's staging memory and the device.
 
     `across`: inputs, by position, that come from devices instead. `fetched`: positions of the outputs that are copied
     to the host. Kernels' flags are always copied in both directions.
     """
     return RunCopies(
-        merge_neighbours([*(way for at, way in enumerate(form.input_copies) if at not in across), form.flags_copy]),
-        [(form.input_copies[at], given) for at, given in across.items()],
-        merge_neighbours([form.flags_copy, *(way for at, way in enumerate(form.output_copies) if at in fetched)]),
+        merge_neighbours([*(way for at, way in enumerate(layout.input_copies) if at not in across), layout.flags_copy]),
+        [(layout.input_copies[at], given) for at, given in across.items()],
+        merge_neighbours([layout.flags_copy, *(way for at, way in enumerate(layout.output_copies) if at in fetched)]),
     )
 
 
@@ -118,6 +120,7 @@ class DeviceExecutable:
             slots = (Slot(device, index, plan, self._ports) for index in range(SLOTS))
             self._slots = [undoing.enter_context(closing(slot)) for slot in slots]
             undoing.pop_all()
+        self._every_output = range(len(plan.outputs))
         self._free = list(self._slots)
         self._changed = threading.Condition()
         self._closed = self._released = False
@@ -185,8 +188,11 @@ class DeviceExecutable:
         more memory than the device has or more rows than kernels reach, and for data that a kernel refuses; DeviceError
         if the device failed; SessionClosed after `close`. Waits while both slots are in use.
         """
-        with self.hold(n, inputs, range(len(self.plan.outputs)), times) as held:
-            return held.arrays
+        slot = self._acquire_slot(n)
+        try:
+            return self._run_in(slot, n, inputs, self._every_output, times)
+        finally:
+            self._release_slot(slot)
 
     def hold(
         self, n: int, inputs: Sequence[Any], fetched: Container[int], times: Sequence[StepTimes] | None = None
@@ -196,58 +202,121 @@ class DeviceExecutable:
         All outputs stay on the device until the caller closes the result; `arrays` of the result has None in place of
         those not fetched.
         """
-        if self.plan.max_rows is not None and n > self.plan.max_rows:
-            raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.max_rows}")
-        slot = self._acquire_slot()
+        slot = self._acquire_slot(n)
         try:
-            form = slot.form(n)
-            self._run(slot, form, n, inputs, fetched, times[0] if times else None)
-        except DeviceMemoryError as error:
-            self._release_slot(slot)
-            raise FeedError(f"a batch of {n} needs {memory_of_plan(self.plan, n)}: {error}") from error
+            arrays = self._run_in(slot, n, inputs, fetched, times)
         except BaseException:
             self._release_slot(slot)
             raise
-        arrays = [array.copy() if at in fetched else None for at, array in enumerate(form.outputs)]
-        resident = [Resident(self.device, way.device, way.nbytes) for way in form.output_copies]
-        return HeldRun(arrays, resident, lambda: self._release_slot(slot))
+        return HeldRun(arrays, slot.layout(n).residents, lambda: self._release_slot(slot))
+
+    def _run_in(
+        self, slot: Slot, n: int, inputs: Sequence[Any], fetched: Container[int], times: Sequence[StepTimes] | None
+    ) -> list[Any]:
+        try:
+            return self._run(slot, slot.layout(n), n, inputs, fetched, times[0] if times else None)
+        except DeviceMemoryError as error:
+            raise FeedError(f"a batch of {n} needs {memory_of_plan(self.plan, n)}: {error}") from error
 
     def _run(
         self,
         slot: Slot,
-        form: StagingLayout,
+        layout: StagingLayout,
         n: int,
         inputs: Sequence[Any],
         fetched: Container[int],
         times: StepTimes | None,
-    ) -> None:
-        across = {at: given for at, given in enumerate(inputs) if isinstance(given, Resident)}
-        for at, place in enumerate(form.inputs):
-            if at not in across:
-                place[...] = inputs[at]
-        form.flags[...] = Status.OK
-        alone = self._step_nanoseconds(slot, n) if times is not None else []
-        whole = times is None and not across and all(at in fetched for at in range(len(form.outputs)))
+    ) -> list[Any]:
+        """The outputs at positions in `fetched`, None in place of the others."""
+        across = {at: given for at, given in enumerate(inputs) if type(given) is Resident}
+        every = fetched is self._every_output or all(at in fetched for at in self._every_output)
+        layout.flags[...] = Status.OK
+        if every and not across and times is None:
+            if layout.is_large:
+                return self._run_in_pieces(slot, layout, n, inputs)
+            self._stage(layout, inputs)
+            with self._order:
+                self._fit_arena(layout.arena)
+                if self._is_alone:
+                    self._submit_whole(slot, layout, n)
+                else:
+                    self._submit_in_streams(slot, run_copies(layout, {}, fetched), n)
+            slot.done.synchronize()
+            self._check_flags(layout.flags)
+            return [array.copy() for array in layout.outputs]
+        self._stage(layout, inputs)
+        if times is None:
+            with self._order:
+                self._fit_arena(layout.arena)
+                self._submit_in_streams(slot, run_copies(layout, across, fetched), n)
+            slot.done.synchronize()
+        else:
+            self._run_timed(slot, run_copies(layout, across, fetched), layout, n, times)
+        self._check_flags(layout.flags)
+        return [array.copy() if at in fetched else None for at, array in enumerate(layout.outputs)]
+
+    def _stage(self, layout: StagingLayout, inputs: Sequence[Any]) -> None:
+        """Copy the inputs that are arrays into staging memory."""
+        for place, given in zip(layout.inputs, inputs, strict=True):
+            if not isinstance(given, Resident):
+                place[...] = given
+
+    def _run_timed(self, slot: Slot, moves: RunCopies, layout: StagingLayout, n: int, times: StepTimes) -> None:
+        """Run step by step, and add the steps' times to `times`, by the host's clock, so that the run ends now."""
+        alone = self._step_nanoseconds(slot, n)
         with self._order:
-            self._fit_arena(self.plan.arena.at(max(n, 1)))
-            stamps: list[Event] = []
-            if whole and self._is_alone:
-                self._submit_whole(slot, form, n)
-            else:
-                stamps = self._submit_in_streams(slot, run_copies(form, across, fetched), n, times is not None)
+            self._fit_arena(layout.arena)
+            stamps = self._submit_in_streams(slot, moves, n, timed=True)
         slot.done.synchronize()
-        if form.flags.size:
-            self._check_flags(form.flags)
-        if times is not None:
-            gaps = np.diff([stamp.since(stamps[0]) for stamp in stamps])
-            steps = [gap if each is None else each for gap, each in zip(gaps, alone, strict=True)]
-            taken = np.cumsum([0, *steps], dtype=np.int64)
-            # By the host's clock, aligned so that the run ends now.
-            times.add_steps(0, taken + (perf_counter_ns() - int(taken[-1])))
-            for stamp in stamps:
-                stamp.close()
+        gaps = np.diff([stamp.since(stamps[0]) for stamp in stamps])
+        steps = [gap if each is None else each for gap, each in zip(gaps, alone, strict=True)]
+        taken = np.cumsum([0, *steps], dtype=np.int64)
+        times.add_steps(0, taken + (perf_counter_ns() - int(taken[-1])))
+        for stamp in stamps:
+            stamp.close()
+
+    def _run_in_pieces(self, slot: Slot, layout: StagingLayout, n: int, inputs: Sequence[Any]) -> list[Any]:
+        """A run with large inputs or outputs: pieces travel while several threads copy others from and to staging.
+
+        The copies are in streams of their own, so they overlap with other runs as well.
+        """
+        for place, given, way in zip(layout.inputs, inputs, layout.input_copies, strict=True):
+            for begin, end in copy_in_pieces(place, given):
+                self._copy_in.copy_in(way.device + begin, way.host + begin, end - begin)
+        if layout.flags_copy.nbytes:
+            self._copy_in.copy_in(layout.flags_copy.device, layout.flags_copy.host, layout.flags_copy.nbytes)
+        self._copy_in.record(slot.arrived)
+        pieces = [(at, *piece) for at, array in enumerate(layout.outputs) for piece in pieces_of(array.nbytes)]
+        events = slot.piece_events(len(pieces))
+        with self._order:
+            self._fit_arena(layout.arena)
+            self._work.wait(slot.arrived)
+            self._replay_or_launch(play, Key(slot.index, n, whole=False), slot)
+            self._work.record(slot.computed)
+            self._copy_out.wait(slot.computed)
+            for way in merge_neighbours([layout.flags_copy]):
+                self._copy_out.copy_out(way.host, way.device, way.nbytes)
+            for (at, begin, end), event in zip(pieces, events, strict=True):
+                way = layout.output_copies[at]
+                self._copy_out.copy_out(way.host + begin, way.device + begin, end - begin)
+                self._copy_out.record(event)
+            self._copy_out.record(slot.done)
+        results = [np.empty_like(array) for array in layout.outputs]
+        copies = []
+        try:
+            for (at, begin, end), event in zip(pieces, events, strict=True):
+                event.synchronize()
+                to, out_of = (part_of(array, begin, end) for array in (results[at], layout.outputs[at]))
+                copies.append(copy_pool().submit(np.copyto, to, out_of))
+            slot.done.synchronize()
+            self._check_flags(layout.flags)
+        finally:
+            wait(copies)
+        return results
 
     def _check_flags(self, flags: NDArray[np.int32]) -> None:
+        if not flags.size:
+            return
         for step in self.plan.steps if flags.any() else ():
             status = flags[step.flag * FLAG_BYTES // 4] if step.flag is not None else Status.OK
             if status:
@@ -263,24 +332,23 @@ class DeviceExecutable:
     def _is_alone(self) -> bool:
         return len(self._free) == len(self._slots) - 1
 
-    def _submit_whole(self, slot: Slot, form: StagingLayout, n: int) -> None:
+    def _submit_whole(self, slot: Slot, layout: StagingLayout, n: int) -> None:
         """Submit a run that is alone on the device, with its copies.
 
         It is one graph launch, or a launch per step while there is no graph.
         """
-        into, back = form.into, form.back
 
         def work(tape: Tape, stream: Stream) -> None:
-            for way in into:
+            for way in layout.into:
                 stream.copy_in(way.device, way.host, way.nbytes)
             play(tape, stream)
-            for way in back:
+            for way in layout.back:
                 stream.copy_out(way.host, way.device, way.nbytes)
 
         self._replay_or_launch(work, Key(slot.index, n, whole=True), slot)
         self._work.record(slot.done)
 
-    def _submit_in_streams(self, slot: Slot, moves: RunCopies, n: int, timed: bool) -> list[Event]:
+    def _submit_in_streams(self, slot: Slot, moves: RunCopies, n: int, timed: bool = False) -> list[Event]:
         """Submit the copies and the steps separately.
 
         If another run is in flight, each direction has its own stream, so that copies overlap with its work. Returns
@@ -347,11 +415,11 @@ class DeviceExecutable:
         """
         if self.plan.states:
             raise ValueError("the steps of a plan with states cannot be repeated to be timed")
-        slot = self._acquire_slot()
+        slot = self._acquire_slot(n)
         try:
             with self._order:
                 self._fit_arena(self.plan.arena.at(max(n, 1)))
-                slot.form(n)
+                slot.layout(n)
                 tape = self._tape(slot, n)
                 return mean_nanoseconds(self.device, self._work, lambda: play(tape, self._work), replays)
         finally:
@@ -450,7 +518,10 @@ class DeviceExecutable:
             self._changed.notify_all()
         self._release()
 
-    def _acquire_slot(self) -> Slot:
+    def _acquire_slot(self, n: int) -> Slot:
+        """Wait for a free slot. FeedError for more rows than kernels reach, SessionClosed after `close`."""
+        if self.plan.max_rows is not None and n > self.plan.max_rows:
+            raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.max_rows}")
         with self._changed:
             if not self._free:
                 self._changed.wait_for(lambda: self._free or self._closed)

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from lathe.core.ir.types import TensorType
 from lathe.core.plan.liveness import Affine, align_size
 from lathe.core.plan.plan import FLAG_BYTES, Plan, Port, estimated_affine, exact_affine
-from lathe.core.runtime.device.device import Device, HostBytes
+from lathe.core.runtime.device.device import Device, Event, HostBytes
+from lathe.core.runtime.host.host_copies import LARGE
 from lathe.core.runtime.host.memory import address_of
+from lathe.core.runtime.host.resident_values import Resident
 
 _MAX_LAYOUTS = 256  # cached staging layouts of a slot; at the limit, all of them are dropped
 SLOTS = 2  # runs in flight: one computes while the data of the other are copied
@@ -119,7 +121,12 @@ class StagingCopy:
 
 @dataclass(frozen=True, slots=True)
 class StagingLayout:
-    """The staging layout of a slot for one batch size: arrays of the host, and the copies to and from the device."""
+    """The staging layout of a slot for one batch size: arrays of the host, and the copies to and from the device.
+
+    It is made once, so that a run computes none of it. `arena`: the bytes of the arena that the batch size needs.
+    `residents`: where the outputs are on the device.
+    `is_large`: inputs or outputs are copied in pieces (`host_copies`).
+    """
 
     inputs: tuple[NDArray[Any], ...]
     flags: NDArray[np.int32]
@@ -127,6 +134,9 @@ class StagingLayout:
     input_copies: tuple[StagingCopy, ...]
     flags_copy: StagingCopy
     output_copies: tuple[StagingCopy, ...]
+    arena: int
+    residents: tuple[Resident, ...]
+    is_large: bool
 
     @property
     def into(self) -> list[StagingCopy]:
@@ -161,6 +171,7 @@ class Slot:
         self._plan, self._layout = plan, layout
         self._staging = device.host_bytes(0)
         self._layouts: dict[int, StagingLayout] = {}
+        self._pieces: list[Event] = []  # of outputs that are copied in pieces
 
     def fit(self, rows: int) -> None:
         """Make room for batches of `rows` rows. DeviceMemoryError if memory is too small; then nothing has changed."""
@@ -177,7 +188,7 @@ class Slot:
             self._staging = staging
             self._layouts.clear()
 
-    def form(self, n: int) -> StagingLayout:
+    def layout(self, n: int) -> StagingLayout:
         """The staging layout for `n` rows, cached per batch size; makes room for it first.
 
         DeviceMemoryError if memory is too small.
@@ -193,14 +204,25 @@ class Slot:
     def _make_layout(self, n: int) -> StagingLayout:
         layout, plan = self._layout, self._plan
         flags = layout.flags.at(max(n, 1))
+        inputs, outputs = (tuple(self._array(port, n) for port in ports) for ports in (plan.inputs, plan.outputs))
+        output_copies = tuple(self._copy_of(port, n) for port in plan.outputs)
         return StagingLayout(
-            inputs=tuple(self._array(port, n) for port in plan.inputs),
+            inputs=inputs,
             flags=self._staging[flags : flags + layout.flag_bytes].view(np.int32),
-            outputs=tuple(self._array(port, n) for port in plan.outputs),
+            outputs=outputs,
             input_copies=tuple(self._copy_of(port, n) for port in plan.inputs),
             flags_copy=self._copy_at(flags, layout.flag_bytes),
-            output_copies=tuple(self._copy_of(port, n) for port in plan.outputs),
+            output_copies=output_copies,
+            arena=plan.arena.at(max(n, 1)),
+            residents=tuple(Resident(self.memory.device, way.device, way.nbytes) for way in output_copies),
+            is_large=max(sum(array.nbytes for array in arrays) for arrays in (inputs, outputs)) >= LARGE,
         )
+
+    def piece_events(self, count: int) -> list[Event]:
+        """Events for `count` pieces of outputs; they are made when they are first needed."""
+        while len(self._pieces) < count:
+            self._pieces.append(self.memory.device.event())
+        return self._pieces[:count]
 
     def _copy_of(self, port: Port, n: int) -> StagingCopy:
         rows = max(n, 1)
@@ -216,7 +238,7 @@ class Slot:
         self._layouts.clear()
         self.memory.close()
         self.memory.device.free_host(self._staging)
-        for event in (self.arrived, self.computed, self.done):
+        for event in (self.arrived, self.computed, self.done, *self._pieces):
             event.close()
 
 

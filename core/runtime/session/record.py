@@ -38,7 +38,7 @@ def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record:
     The threads synchronise after every step, so that its end is known. A run without a record does so only where it
     must.
     """
-    times = [StepTimes(share.plan) for share in runner.shares]
+    times = [StepTimes(share.plan, n) for share in runner.shares]
     results = runner.run(n, arrays, times)
     report_kernels(list(zip(runner.shares, times, strict=True)), record)
     return results
@@ -59,7 +59,7 @@ def _runs(share: DeviceShare, times: StepTimes) -> Iterator[KernelRun]:
         stamps = lap.stamps.tolist()
         steps = plan.steps[lap.first : lap.first + len(stamps) - 1]
         for step, began, ended in zip(steps, stamps[:-1], stamps[1:], strict=True):
-            yield KernelRun(step.label, step.op, step.summary, device, began, ended)
+            yield KernelRun(step.label, step.op, step.at(times.n).summary, device, began, ended)
     for index, began, ended in times.nodes:
         node = plan.fallbacks.nodes[index]
         yield KernelRun(node.name, node.op, REFERENCE, device, began, ended)

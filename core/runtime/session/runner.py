@@ -24,9 +24,13 @@ class Lap:
 
 
 class StepTimes:
-    """Times of a run in nanoseconds, per step and per fallback of a plan, summed over all chunks of the batch."""
+    """Times of a run in nanoseconds, per step and per fallback of a plan, summed over all chunks of the batch.
 
-    def __init__(self, plan: Plan) -> None:
+    `n`: the batch size, which decides the kernel of a step on a GPU.
+    """
+
+    def __init__(self, plan: Plan, n: int = 1) -> None:
+        self.n = n
         self.steps = np.zeros(len(plan.steps), np.int64)
         self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
         self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step

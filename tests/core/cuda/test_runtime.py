@@ -22,6 +22,7 @@ from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.device import device_executable, devices, simulated
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.device.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
+from lathe.core.runtime.host import host_copies, plan_memory
 from lathe.core.runtime.host.device_tape import Key
 from lathe.core.runtime.host.memory import address_of
 from lathe.core.runtime.host.plan_memory import memory_of_plan
@@ -71,14 +72,26 @@ def assert_runs(executable: DeviceExecutable, graph: Graph, x: np.ndarray[Any, A
         np.testing.assert_allclose(result, expected, 1e-5)
 
 
+def copy_all_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy arrays of any size as large ones, in pieces of at least 16 bytes."""
+    monkeypatch.setattr(plan_memory, "LARGE", 1)
+    monkeypatch.setattr(host_copies, "_PIECE", 16)
+    monkeypatch.setattr(host_copies, "_PAGE", 16)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_batch_size_runs_with_any_order_of_streams(backend: Backend, schedule: Schedule, alone: bool) -> None:
-    """If another run is in flight (not `alone`), the copies of a run have streams of their own."""
+def test_any_batch_size_runs_with_any_order_of_streams(
+    backend: Backend, schedule: Schedule, alone: bool, pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another run is in flight (not `alone`), or arrays are large, the copies of a run have streams of their own."""
+    if pieces:
+        copy_all_in_pieces(monkeypatch)
     graph, device = chain(), SimulatedDevice(backend=backend, schedule=schedule, seed=7)
     executable = loaded(graph, device)
-    held = None if alone else executable._acquire_slot()
+    held = None if alone else executable._acquire_slot(1)
     for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond `max_batch`, and smaller sizes again
         assert_runs(executable, graph, feed(n))
     assert executable.settle(10)
@@ -91,12 +104,15 @@ def test_any_batch_size_runs_with_any_order_of_streams(backend: Backend, schedul
     assert device.space.used == 0
 
 
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("schedule", ["late", "random"])
-def test_a_missing_wait_is_detected(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_detected(schedule: Schedule, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is the purpose of the simulated device."""
+    if pieces:
+        copy_all_in_pieces(monkeypatch)
     monkeypatch.setattr(simulated._Stream, "wait", lambda stream, event: None)
     executable = loaded(chain(), SimulatedDevice(schedule=schedule, seed=1))
-    executable._acquire_slot()
+    executable._acquire_slot(1)
     feeds = [feed(3, seed=turn) for turn in range(60)]
     assert not all(np.array_equal(executable.run(3, [x])[1], np.abs(x)) for x in feeds)
 

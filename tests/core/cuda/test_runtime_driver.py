@@ -70,8 +70,8 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
     alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
     assert calls_of(driver, lambda: assert_runs(executable, 2)) == alone
     assert "graphs: captured for 2 with copies" in "\n".join(executable.explain(2))
-    executable._free.insert(0, executable._acquire_slot())  # the next runs use the other slot
-    executable._acquire_slot()
+    executable._free.insert(0, executable._acquire_slot(1))  # the next runs use the other slot
+    executable._acquire_slot(1)
     for _ in range(2):
         assert_runs(executable, 2)
     assert executable.settle(10)
@@ -86,7 +86,7 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
 def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
     driver = FakeDriver()
     executable = loaded(FakeGpu(driver))
-    executable._acquire_slot()
+    executable._acquire_slot(1)
     driver.calls.clear()
     assert_runs(executable, 2)
     arguments = [(name, given) for name, given in driver.calls]

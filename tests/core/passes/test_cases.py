@@ -16,6 +16,7 @@ from lathe.core.passes.fusion.elementwise import FuseElementwise
 from lathe.core.passes.fusion.epilogue import FuseEpilogue
 from lathe.core.passes.fusion.gemm import FuseMatMul
 from lathe.core.passes.fusion.grouped_queries import FuseGroupedQueries
+from lathe.core.passes.fusion.merged_products import MergeProducts
 from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.channels_last import ChannelsLast
@@ -77,6 +78,7 @@ PASSES: dict[str, Pass] = {
         SimplifyLoops(),
         TransposedConvolutions(),
         PadChannels(),
+        MergeProducts(),
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from lathe.core.codegen import llvm_ir
+from lathe.core.codegen import erf_polynomial, llvm_ir
 from lathe.core.codegen.llvm_ir import Constant, Value
 from lathe.core.codegen.registers import Val, register_type
 from lathe.core.ir.types import DType
@@ -134,8 +134,8 @@ def erf(e: Arithmetic, x: Val) -> Val:
 
     Larger |x| give 1 or -1. There is no division and no exponential, since nothing hides their latency in an epilogue.
     """
-    s = e.min(e.fma(x * x, 2 / _ERF_END**2, -1.0), 1.0)
-    return e.min(e.max(x * polynomial(e, s, _ERF), -1.0), 1.0)
+    s = e.min(e.fma(x * x, 2 / erf_polynomial.END**2, -1.0), 1.0)
+    return e.min(e.max(x * polynomial(e, s, erf_polynomial.COEFFICIENTS), -1.0), 1.0)
 
 
 @_float32_only("sin")
@@ -319,10 +319,5 @@ _TANH_END = 9.0  # where the quotient is 1 + 3.6e-6
 _TANH_UPPER = (1.0, 0.1297922432422638, 0.002985862549394369, 9.878664059215225e-06, -1.4704231610096485e-08,
                2.3508634275359874e-11)  # fmt: skip
 _TANH_LOWER = (1.0, 0.46312540769577026, 0.024027926847338676, 0.0002372033050050959)
-_ERF_END = 3.75
-_ERF = (0.37705692648887634, -0.18803009390830994, 0.13926899433135986, -0.11193820089101791, 0.09073632955551147,
-        -0.07162350416183472, 0.0536414235830307, -0.03727586939930916, 0.024902338162064552, -0.01680075004696846,
-        0.009168803691864014, -0.0029480764642357826, 0.0018647651886567473, -0.002239728346467018,
-        0.0008832985768094659)  # fmt: skip
 _SIN = (-0.1666666716337204, 0.008333379402756691, -1.9853068806696683e-4, 2.832629434124101e-06)
 _COS = (0.0416666679084301, -0.0013888980029150844, 2.482200761733111e-05, -2.8878451985292486e-07)

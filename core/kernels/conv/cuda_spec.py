@@ -27,6 +27,7 @@ from lathe.core.kernels.shared.cuda_product import (
     ProductTile,
     Results,
     TiledProduct,
+    needs_adjacent_depth,
     precisions,
     ranked_tiles,
 )
@@ -139,11 +140,16 @@ def _convolution(request: Request) -> TiledProduct | None:
     dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
     if w.dtype is I8:
         shift = Packed(1, "offsets", _offsets)
-        operands = (Packed(1, "bytes", _pack_bytes), shift)
+        operands = (Packed(1, f"depth{I8}", partial(_pack_by_outputs, element=I8)), shift)
         steps = (outputs * places * channels, channels, 1, places * channels)
     elif request.constant(1) is not None:
-        operands = (Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype)),)
-        dtype, steps = x.dtype, (places * channels * outputs, channels * outputs, outputs, 1)
+        dtype = x.dtype
+        if needs_adjacent_depth(dtype, request.gpu):
+            operands = (Packed(1, f"depth{dtype}", partial(_pack_by_outputs, element=dtype)),)
+            steps = (outputs * places * channels, channels, 1, places * channels)
+        else:
+            operands = (Packed(1, f"places{groups}{dtype}", partial(_pack, groups=groups, element=dtype)),)
+            steps = (places * channels * outputs, channels * outputs, outputs, 1)
     facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
     return _kernels(request, operands, facts, False)
 
@@ -271,12 +277,9 @@ def _pack(weight: Array, groups: int, element: DType) -> Array:
     return np.ascontiguousarray(apart.transpose(0, 3, 2, 1).astype(element.numpy))
 
 
-def _pack_bytes(weight: Array) -> Array:
-    """[O, I/groups, K...] as [O, K..., I/groups].
-
-    Bytes that are multiplied with each other are adjacent, as tensor cores require.
-    """
-    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1))
+def _pack_by_outputs(weight: Array, element: DType) -> Array:
+    """[O, I/groups, K...] as [O, K..., I/groups]: the numbers that are added up for an output channel are adjacent."""
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1).astype(element.numpy))
 
 
 def _offsets(weight: Array) -> Array:

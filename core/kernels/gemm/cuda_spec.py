@@ -27,6 +27,7 @@ from lathe.core.kernels.shared.cuda_product import (
     Results,
     TiledProduct,
     cast_array,
+    needs_adjacent_depth,
     parts_of,
     precisions,
     ranked_tiles,
@@ -122,10 +123,11 @@ def _kernels(request: Request) -> TiledProduct | None:
         node.output.dtype,
         y[-1],
     )
-    second, factors = _right_operand(request, element)
+    turned = request.constant(1) is not None and len(b.shape) == 2 and needs_adjacent_depth(element, request.gpu)
+    second, factors = _right_operand(request, element, turned)
     inplace = tuple(i for i, strides in walks.items() if strides == y and can_be_replaced(node, i))
     count = product(batches.extents)
-    b_steps = (b.strides[-2], b.strides[-1]) if element is not I8 else (1, a.shape[-1])
+    b_steps = (1, a.shape[-1]) if turned else (b.strides[-2], b.strides[-1])
     offsets = (Packed(1, "offsets", partial(_offsets, perm=perm_attribute(node, "perm_b"))),) if element is I8 else ()
     given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
 
@@ -165,13 +167,13 @@ def _element(request: Request) -> DType | None:
     return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype in HALVES and b.dtype is F32)) else None
 
 
-def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DType, DType]]:
+def _right_operand(request: Request, element: DType, turned: bool) -> tuple[Operand, tuple[DType, DType]]:
     """The operand B and the types of A and B in memory.
 
-    A constant B is converted to `element` at compile time; bytes are transposed (`_transpose`).
+    A constant B is converted to `element` at compile time, and transposed if `turned` (`_transpose`).
     """
     a, b = (value.dtype for value in request.node.inputs[:2] if value is not None)
-    if element is I8:
+    if turned:
         return Packed(1, "turned", partial(_transpose, perm=perm_attribute(request.node, "perm_b"))), (a, b)
     if b is element or request.constant(1) is None:
         return In(1), (a, b)
@@ -179,10 +181,7 @@ def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DTy
 
 
 def _transpose(array: Array, perm: Perm | None) -> Array:
-    """The matrix B that `perm` makes of `array`, transposed, so that each column's bytes are adjacent.
-
-    Tensor cores require that.
-    """
+    """The matrix B that `perm` makes of `array`, transposed, so that the numbers of each column are adjacent."""
     return np.ascontiguousarray(_matrix(array, perm).T)
 
 

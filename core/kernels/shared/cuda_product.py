@@ -105,6 +105,15 @@ def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
     return ("tf32",) if target.tf32 else ("tf32x3", "ieee")
 
 
+def needs_adjacent_depth(element: DType, target: GpuTarget) -> bool:
+    """Whether the right factor should have the numbers of each column side by side.
+
+    Tensor cores multiply bytes in this order only. So does wgmma (sm_90) for float32, while it transposes types of 16
+    bits: in another order each number would be copied into shared memory by itself.
+    """
+    return element.itemsize == 1 or (element is F32 and target.arch >= _HOPPER)
+
+
 @dataclass(frozen=True, slots=True)
 class RankedTiles:
     """Tiles of a product: `best` are the best ones for the batch sizes in `SAMPLES`; `tiles` are all in order.

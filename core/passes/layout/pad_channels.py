@@ -14,6 +14,7 @@ import numpy as np
 from lathe.core.ir.graph import Graph, Node
 from lathe.core.passes.rewrite.base import PassResult, has_ranks
 from lathe.core.passes.rewrite.editor import Editor
+from lathe.core.passes.rewrite.permutation import perm_of
 
 _MULTIPLE = 4
 _FEWEST = 3  # channels; from there on padding adds at most a third to the products
@@ -39,7 +40,14 @@ def _pad(editor: Editor, node: Node) -> None:
     missing = -channels % _MULTIPLE
     if not x.dtype.is_float or not missing or channels < _FEWEST or 3 * missing > channels:
         return
-    wider = editor.emit(node, "Pad", x, attrs={"pads": (0, missing), "axes": (len(x.shape) - 1,)})
+    moved = x.producer
+    perm = perm_of(moved) if moved is not None else None
+    if moved is not None and perm is not None and editor.only_reader(x) is node:
+        # Before the transpose the added channels are whole images of zeros, and all copies are long.
+        padded = editor.emit(node, "Pad", moved.inputs[0], attrs={"pads": (0, missing), "axes": (perm[-1],)})
+        wider = editor.emit(node, "Transpose", padded, attrs={"perm": perm})
+    else:
+        wider = editor.emit(node, "Pad", x, attrs={"pads": (0, missing), "axes": (len(x.shape) - 1,)})
     zeros = [(0, missing if axis == 1 else 0) for axis in range(weight.ndim)]
     editor.set_inputs(node, [wider, editor.constant(np.pad(weight, zeros), "w"), *node.inputs[2:]])
 

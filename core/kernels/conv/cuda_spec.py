@@ -24,12 +24,14 @@ from lathe.core.kernels.shared.cuda_product import (
     I8,
     LEAST_BYTES,
     SHIFT,
+    SPLIT,
     ProductTile,
     Results,
     TiledProduct,
     needs_adjacent_depth,
     precisions,
     ranked_tiles,
+    split_into_halves,
 )
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic
@@ -137,6 +139,7 @@ def _convolution(request: Request) -> TiledProduct | None:
     outputs, channels, *kernel = sizes_of(w)
     outputs, places = outputs // groups, prod(kernel)
     operands: tuple[Operand, ...] = (In(1),)
+    halves: tuple[Operand, ...] = ()
     dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
     if w.dtype is I8:
         shift = Packed(1, "offsets", _offsets)
@@ -146,12 +149,13 @@ def _convolution(request: Request) -> TiledProduct | None:
         dtype = x.dtype
         if needs_adjacent_depth(dtype, request.gpu):
             operands = (Packed(1, f"depth{dtype}", partial(_pack_by_outputs, element=dtype)),)
+            halves = (Packed(1, "depth in halves", _pack_halves),)
             steps = (outputs * places * channels, channels, 1, places * channels)
         else:
             operands = (Packed(1, f"places{groups}{dtype}", partial(_pack, groups=groups, element=dtype)),)
             steps = (places * channels * outputs, channels * outputs, outputs, 1)
     facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
-    return _kernels(request, operands, facts, False)
+    return _kernels(request, operands, facts, False, halves)
 
 
 def _transposed(request: Request) -> TiledProduct | None:
@@ -200,7 +204,9 @@ def _kernels(
     weights: tuple[Operand, ...],
     facts: tuple[Image, int, int, int, DType, tuple[int, int, int, int]],
     is_transposed: bool,
+    halves: tuple[Operand, ...] = (),
 ) -> TiledProduct:
+    """The kernels with these operands for the weights; `halves`: those for weights that are split (`SPLIT`)."""
     node, (_, groups, channels, columns, *_) = request.node, facts
     pixels, results = results_of(request, extra_indices(node))
     extras = [In(i) for i in extra_indices(node)]
@@ -212,7 +218,7 @@ def _kernels(
     def call(tile: ProductTile, precision: str) -> KernelCall:
         return KernelCall(
             replace(base, tile=tile, precision=precision),
-            (In(0), *weights, *extras, Out()),
+            (In(0), *(halves if precision == SPLIT else weights), *extras, Out()),
             inplace=inplace_extras(node),
             strided=(In(0), *extras, Out()),
             flops=base.rows * (2 * groups * columns * base.depth),
@@ -220,9 +226,11 @@ def _kernels(
             grid=(groups * blocks(base.rows, tile.rows) * blocks(columns, tile.columns),),
         )
 
-    tiles = ranked_tiles(request.gpu, base.rows, columns, base.depth, groups, base.element)
+    ways = precisions(base.element, request.gpu, bool(halves))
+    sizes = (base.rows, columns, base.depth, groups)
+    tiles = ranked_tiles(request.gpu, *sizes, base.element, 2 if SPLIT in ways else 1)
     fitted = tiles.changed(partial(_by_channels, channels=channels, least=least))
-    return TiledProduct(call, fitted, precisions(base.element, request.gpu))
+    return TiledProduct(call, fitted, ways)
 
 
 def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:
@@ -280,6 +288,10 @@ def _pack(weight: Array, groups: int, element: DType) -> Array:
 def _pack_by_outputs(weight: Array, element: DType) -> Array:
     """[O, I/groups, K...] as [O, K..., I/groups]: the numbers that are added up for an output channel are adjacent."""
     return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1).astype(element.numpy))
+
+
+def _pack_halves(weight: Array) -> Array:
+    return split_into_halves(_pack_by_outputs(weight, F32))
 
 
 def _offsets(weight: Array) -> Array:

@@ -90,6 +90,23 @@ def multiply(w: Writer, sums: str, left: str, right: str, precision: str, elemen
     w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}"{kind})')
 
 
+def multiply_split(w: Writer, sums: str, left: str, high: str, low: str) -> None:
+    """Add the product of a block of float32 and the sum of two blocks, `high` and `low`, to `sums`, by three of TF32.
+
+    The left block is split in registers: the upper bits, and the rest, rounded to what TF32 represents. An infinity or
+    NaN is multiplied by `high` alone, since its products with `high` and `low` may have different signs. The product of
+    the rest and `low` is too small to matter (CUTLASS example 27 does the same).
+    """
+    bits = w.let(f"{left}.to(tl.int32, bitcast=True)", "bits")
+    first = w.let(f"({bits} & -8192).to(tl.float32, bitcast=True)", "first")  # 13 bits fewer
+    finite = w.let(f'tl.abs({left}) < float("inf")', "finite")
+    rest = w.let(f"tl.where({finite}, {left} - {first}, 0.0)", "rest")
+    rest = w.let(f"({rest}.to(tl.int32, bitcast=True) + 4096).to(tl.float32, bitcast=True)", "rest")
+    upper = w.let(f"tl.where({finite}, {first}, 0.0)", "upper")
+    for x, y in ((rest, high), (upper, low), (first, high)):
+        w.line(f'{sums} = tl.dot({x}, {y}, {sums}, input_precision="tf32")')
+
+
 def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
     """The text of the arguments of `range` for a loop over the depth in steps of `step`.
 

@@ -23,6 +23,7 @@ from lathe.core.kernels.shared.cuda_product import (
     HALVES,
     I8,
     SHIFT,
+    SPLIT,
     ProductTile,
     Results,
     TiledProduct,
@@ -31,6 +32,7 @@ from lathe.core.kernels.shared.cuda_product import (
     parts_of,
     precisions,
     ranked_tiles,
+    split_into_halves,
     split_operands,
 )
 from lathe.core.kernels.shared.cuda_tiling import blocks
@@ -90,11 +92,10 @@ def other_kernels(request: Request) -> Iterator[KernelCall]:
     kernels = _kernels(request)
     if kernels is None:
         return
-    calls = list(kernels.offers())
-    first = calls[0]
-    library = cublaslt_gemm(first, first.spec, request) if isinstance(first.spec, GemmSpec) else None
+    plain = kernels.call(kernels.tiles.tiles[0], kernels.precisions[-1])  # with the weights as they are
+    library = cublaslt_gemm(plain, plain.spec, request) if isinstance(plain.spec, GemmSpec) else None
     yield from [library] if library is not None else []
-    yield from calls
+    yield from kernels.offers()
 
 
 def _kernels(request: Request) -> TiledProduct | None:
@@ -124,7 +125,8 @@ def _kernels(request: Request) -> TiledProduct | None:
         y[-1],
     )
     turned = request.constant(1) is not None and len(b.shape) == 2 and needs_adjacent_depth(element, request.gpu)
-    second, factors = _right_operand(request, element, turned)
+    ways = precisions(element, request.gpu, turned)
+    _, factors = _right_operand(request, element, turned, "")
     inplace = tuple(i for i, strides in walks.items() if strides == y and can_be_replaced(node, i))
     count = product(batches.extents)
     b_steps = (1, a.shape[-1]) if turned else (b.strides[-2], b.strides[-1])
@@ -132,6 +134,7 @@ def _kernels(request: Request) -> TiledProduct | None:
     given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
 
     def call(tile: ProductTile, precision: str) -> KernelCall:
+        second, _ = _right_operand(request, element, turned, precision)
         spec = GemmSpec(
             batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], b_steps,
             factors, element, results, tile, precision, 1,
@@ -147,8 +150,9 @@ def _kernels(request: Request) -> TiledProduct | None:
             grid=(spec.programs, parts),
         )
 
-    tiles = ranked_tiles(request.gpu, product(rows.extents), b.shape[-1], a.shape[-1], count, element)
-    return TiledProduct(call, tiles, precisions(element, request.gpu))
+    sizes = (product(rows.extents), b.shape[-1], a.shape[-1], count)
+    tiles = ranked_tiles(request.gpu, *sizes, element, 2 if SPLIT in ways else 1)
+    return TiledProduct(call, tiles, ways)
 
 
 def _element(request: Request) -> DType | None:
@@ -167,14 +171,20 @@ def _element(request: Request) -> DType | None:
     return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype in HALVES and b.dtype is F32)) else None
 
 
-def _right_operand(request: Request, element: DType, turned: bool) -> tuple[Operand, tuple[DType, DType]]:
+def _right_operand(
+    request: Request, element: DType, turned: bool, precision: str
+) -> tuple[Operand, tuple[DType, DType]]:
     """The operand B and the types of A and B in memory.
 
-    A constant B is converted to `element` at compile time, and transposed if `turned` (`_transpose`).
+    A constant B is converted to `element` at compile time, transposed if `turned` (`_transpose`), and split in halves
+    if the precision is `SPLIT`.
     """
     a, b = (value.dtype for value in request.node.inputs[:2] if value is not None)
     if turned:
-        return Packed(1, "turned", partial(_transpose, perm=perm_attribute(request.node, "perm_b"))), (a, b)
+        perm = perm_attribute(request.node, "perm_b")
+        if precision == SPLIT:
+            return Packed(1, "turned halves", partial(_transposed_halves, perm=perm)), (a, b)
+        return Packed(1, "turned", partial(_transpose, perm=perm)), (a, b)
     if b is element or request.constant(1) is None:
         return In(1), (a, b)
     return Packed(1, f"{element}", partial(cast_array, element=element)), (a, element)
@@ -183,6 +193,10 @@ def _right_operand(request: Request, element: DType, turned: bool) -> tuple[Oper
 def _transpose(array: Array, perm: Perm | None) -> Array:
     """The matrix B that `perm` makes of `array`, transposed, so that the numbers of each column are adjacent."""
     return np.ascontiguousarray(_matrix(array, perm).T)
+
+
+def _transposed_halves(array: Array, perm: Perm | None) -> Array:
+    return split_into_halves(_transpose(array, perm))
 
 
 def _offsets(array: Array, perm: Perm | None) -> Array:

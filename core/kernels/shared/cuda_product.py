@@ -27,6 +27,8 @@ _TYPICAL = 32  # batch size assumed when the depth is split
 _MOST_PARTS = 64  # of a split depth
 _LEAST_STEPS = 4  # steps of the depth loop in each part of a split depth
 I8 = DType.INT8
+SPLIT = "tf32x3, split weights"  # see `precisions`
+_TF32_BITS, _HALF_OF_LAST_BIT = 0xFFFFE000, 0x1000  # of a float32: the bits that TF32 has, and half of the last one
 SHIFT = 128  # subtracted from uint8, since tensor cores multiply int8
 LEAST_BYTES = 32  # smallest depth of a tensor core product of bytes
 LEAST = 16  # smallest rows, columns and depth of other tensor core products
@@ -50,6 +52,10 @@ class ProductTile:
     def area(self) -> int:
         return self.rows * self.columns
 
+    def loaded(self, element: DType, halves: int) -> int:
+        """The bytes that a step loads; `halves` is the number of arrays of the right factor."""
+        return (self.rows + halves * self.columns) * self.depth * element.itemsize
+
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}x{self.depth}/{self.stages}"
 
@@ -66,14 +72,14 @@ _TILES = tuple(
     )
 )  # fmt: skip
 # The cost model (`_microseconds`), fitted on an H100; products are bfloat16 multiply-adds of one multiprocessor.
-_WARP_GROUP_PRODUCT = 4.0e-7  # microseconds, by instructions of four warps (wgmma)
-_PRODUCT = 7.7e-7  # the same by instructions of one warp (mma), on an A100
-_LOAD = 1.39e-5  # microseconds of a multiprocessor per byte
-_WAIT, _WAIT_PER_PRODUCT = 0.18, 3.3e-7  # microseconds that a step waits for its loads and products, with wgmma
-_WAIT_OF_WARP = 0.37  # the same with mma
-_BEGIN = 1.6  # microseconds before the first products of a wave
-_END = 1.0e-4  # microseconds for each sum that is stored
+_WARP_GROUP_PRODUCT = 5.1e-7  # microseconds, by instructions of four warps (wgmma)
+_PRODUCT = 8.0e-7  # the same by instructions of one warp (mma)
+_LOAD = 1.43e-5  # microseconds of a multiprocessor per byte
+_WAIT, _WAIT_OF_WARP = 0.25, 0.38  # microseconds that a step of one program waits, with wgmma and with mma
+_BEGIN = 1.15  # microseconds before the first products of a wave
+_END = 7.7e-5  # microseconds for each sum that is stored
 _REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS = 65536, 255, 60  # of a multiprocessor; of a thread, beside its sums
+_MOST_SPLIT = 32  # left factors that a thread splits in a step: each takes three registers
 _RESERVED = 1024  # bytes of shared memory that CUDA takes for itself in each program
 _HOPPER, _WARP_GROUP_ROWS = 90, 64  # the first architecture with wgmma, and its least rows
 
@@ -94,15 +100,36 @@ class Results:
     y_step: Dim = 1
 
 
-def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
-    """Triton's `input_precision` values for elements of this type; the one expected to be fastest comes first.
+def precisions(element: DType, target: GpuTarget, has_packed_weights: bool = False) -> tuple[str, ...]:
+    """How elements of this type are multiplied; the way that is expected to be fastest comes first.
 
-    "tf32x3" makes three tensor core products of mantissa halves and is nearly as exact as "ieee", which runs without
-    tensor cores.
+    "ieee", "tf32" and "tf32x3" are Triton's `input_precision`. "tf32x3" makes three tensor core products of mantissa
+    halves, and is nearly as exact as "ieee", which runs without tensor cores. `SPLIT` does the same with weights that
+    were split when they were packed.
     """
     if element is not F32:
         return ("ieee",)
-    return ("tf32",) if target.tf32 else ("tf32x3", "ieee")
+    if target.tf32:
+        return ("tf32",)
+    return (SPLIT if has_packed_weights else "tf32x3", "ieee")
+
+
+def split_into_halves(array: Array) -> Array:
+    """Two float32 arrays, stacked, whose sum is `array` up to 2**-22 of it, and which TF32 represents exactly.
+
+    An infinity or NaN is in the first one; subnormal numbers may become 0.
+    """
+    first = _rounded_to_tf32(array)
+    with np.errstate(invalid="ignore"):  # infinities
+        second = np.where(np.isfinite(array), array - first, np.float32(0))
+    return np.stack([first, _rounded_to_tf32(second)])
+
+
+def _rounded_to_tf32(array: Array) -> Array:
+    """The nearest float32 numbers with 10 bits of mantissa; what is not finite, or would become infinite, is kept."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(_HALF_OF_LAST_BIT)) & np.uint32(_TF32_BITS)).view(np.float32)
+    return np.where(np.isfinite(array) & np.isfinite(rounded), rounded, array)
 
 
 def needs_adjacent_depth(element: DType, target: GpuTarget) -> bool:
@@ -129,10 +156,13 @@ class RankedTiles:
         return RankedTiles(tuple(dict.fromkeys(map(change, self.tiles))), tuple(map(change, self.best)))
 
 
-def ranked_tiles(target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType) -> RankedTiles:
+def ranked_tiles(
+    target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType, halves: int = 1
+) -> RankedTiles:
     """The tiles that fit into shared memory and the product's size, ranked by estimated time (`_microseconds`).
 
-    `batch` is the number of products. The depth of a tile is reduced to that of a shallow product.
+    `batch` is the number of products, `halves` that of the arrays of the right factor (2 with `SPLIT`). The depth of a
+    tile is reduced to that of a shallow product.
     """
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), LEAST) for axis in (0, 1)]
@@ -142,13 +172,14 @@ def ranked_tiles(target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: 
         for tile in _TILES
         if tile.rows <= most[0]
         and tile.columns <= most[1]
-        and (tile.rows + tile.columns) * tile.depth * element.itemsize * tile.stages <= target.shared_bytes
+        and tile.loaded(element, halves) * tile.stages <= target.shared_bytes
+        and (halves == 1 or tile.rows * tile.depth <= _MOST_SPLIT * 32 * tile.warps)
     )
     fixed = all(isinstance(dim, int) for dim in (rows, columns, batch))
 
     def order(at: int) -> list[ProductTile]:
         deep = _at(depth, SAMPLES[at])
-        return sorted(fitting, key=lambda tile: _microseconds(target, tile, *sizes[at], deep, element, fixed))
+        return sorted(fitting, key=lambda tile: _microseconds(target, tile, *sizes[at], deep, element, fixed, halves))
 
     orders = [order(at) for at in range(len(SAMPLES))]
     ranked = (each[place] for place in range(len(fitting)) for each in reversed(orders))
@@ -178,22 +209,23 @@ class TiledProduct:
 
 
 def _microseconds(
-    target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int, element: DType, fixed: bool
-) -> float:
+    target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int, element: DType, fixed: bool,
+    halves: int,
+) -> float:  # fmt: skip
     """The estimated time of `batch` products, without what all tiles have in common.
 
     Multiprocessors are busy with the steps of all their programs; at the beginning of each wave of programs they wait.
-    One program also waits for its loads in every step. The constants fit 600 measurements of bfloat16 products and
+    One program also waits for its loads in every step. The constants fit 1,100 measurements of bfloat16 products and
     convolutions on an H100, with a mean error of 18 % (docs/measurements/gpu.md): the tile of least estimated time took
-    1 to 6 % longer than the fastest of those measured. If the sizes are `fixed`, the depth may be split among programs.
+    2 to 4 % longer than the fastest of those measured. If the sizes are `fixed`, the depth may be split among programs.
     """
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
     parts = _parts(target, tile, count, depth) if fixed else 1
     steps = -(-depth // tile.depth) / parts
-    loaded = (tile.rows + tile.columns) * tile.depth * element.itemsize
+    loaded = tile.loaded(element, halves)
     work = tile.rows * tile.columns * tile.depth * _cost_of_product(element, target)
     is_wide = target.arch >= _HOPPER and tile.rows >= _WARP_GROUP_ROWS
-    wait, product = (_WAIT + _WAIT_PER_PRODUCT * work, _WARP_GROUP_PRODUCT) if is_wide else (_WAIT_OF_WARP, _PRODUCT)
+    wait, product = (_WAIT, _WARP_GROUP_PRODUCT) if is_wide else (_WAIT_OF_WARP, _PRODUCT)
     shares = count * parts / target.multiprocessors
     waves = ceil(shares / _programs_at_once(target, tile, loaded))
     end = _END * tile.area

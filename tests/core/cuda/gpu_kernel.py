@@ -33,12 +33,12 @@ class GpuKernel:
     """One node and the kernel that the catalog selects; `rank` selects one of the tuner's other candidates."""
 
     def __init__(
-        self, op: str, *inputs: str | Array | None, rank: int = 0, tf32: bool = False, **keywords: Any
+        self, op: str, *inputs: str | Array | None, rank: int = 0, tf32: bool = False, arch: int = 80, **keywords: Any
     ) -> None:
         given = [tensor(each) if isinstance(each, str) else each for each in inputs]
         self.graph = single_node(op, *given, **keywords)
         self.node = self.graph.nodes[0]
-        self.target = GpuTarget(tf32=tf32)
+        self.target = GpuTarget(arch, tf32=tf32)
         found = candidates(Request(self.node, self.graph.constants, self.target))
         if not found:
             raise LookupError(f"no kernel covers {self.graph}")

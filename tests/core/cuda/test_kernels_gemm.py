@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lathe.core.ir.types import DType
+from lathe.core.kernels.shared.cuda_product import SPLIT, split_into_halves
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats
@@ -15,10 +17,11 @@ from tests.core.kernels.sweep import floats
 ADD_RELU = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
 
 
+@pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("depth", [1, 3, 7, 17, 33, 64])
 @pytest.mark.parametrize("columns", [1, 17, 33])
-def test_tails(depth: int, columns: int) -> None:
-    sweep("FusedMatMul", f"float32[n,{depth}]", floats(depth, columns), batches=(0, 1, 33))
+def test_tails(depth: int, columns: int, arch: int) -> None:
+    sweep("FusedMatMul", f"float32[n,{depth}]", floats(depth, columns), batches=(0, 1, 33), arch=arch)
 
 
 def test_many_tiles() -> None:
@@ -162,3 +165,31 @@ def test_products_of_bytes_have_epilogues() -> None:
 
 def test_products_of_bytes_compile() -> None:
     compiles("FusedMatMul", "uint8[n,70]", np.ones((70, 40), np.int8))
+
+
+@pytest.mark.parametrize(("depth", "columns", "perm"), [(64, 48, None), (40, 30, None), (36, 20, (1, 0))])
+def test_float32_weights_are_split_in_halves_for_hopper(depth: int, columns: int, perm: tuple[int, ...] | None) -> None:
+    """Also with infinities and NaN in the left factor, which stay what they are."""
+    weight = floats(*((columns, depth) if perm else (depth, columns)))
+
+    def with_infinities(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        x = np.random.default_rng(depth).standard_normal(shape).astype(np.float32)
+        x[..., 0, 0] = np.inf
+        x[..., 1:2, 3] = np.nan
+        return x
+
+    keywords: dict[str, Any] = {"arch": 90, **({"perm_b": perm} if perm else {})}
+    kernel = sweep("FusedMatMul", f"float32[n,3,{depth}]", weight, rtol=1e-5, **keywords)
+    assert kernel.call.spec.precision == SPLIT  # type: ignore[attr-defined]
+    sweep("FusedMatMul", f"float32[n,3,{depth}]", weight, sample=with_infinities, batches=(2,), rtol=1e-5, **keywords)
+
+
+def test_halves_of_weights_are_exact_in_tf32_and_add_up() -> None:
+    given = np.float32([0, 1, -1 / 3, 1e-30, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan, 2**-140])
+    first, second = split_into_halves(given)
+    finite = np.isfinite(given)
+    np.testing.assert_allclose((first + second)[finite], given[finite], rtol=2**-21, atol=1e-38)
+    np.testing.assert_array_equal(first[~finite], given[~finite])
+    assert not second[~finite].any()
+    for half in (first[:4], second):
+        assert not (half.view(np.uint32) & 0x1FFF).any()

@@ -43,8 +43,9 @@ def compare(model: str, precision: str, batch: int, peers: Mapping[str, Make], b
     with ExitStack() as ending:
         kind: Any = precision
         tune: Any = options.tune
+        most = max(options.batches)  # one session's worth of tuning serves all batch sizes
         session = ending.enter_context(
-            lathe.compile(file.SerializeToString(), device=options.device, precision=kind, max_batch=batch, tune=tune)
+            lathe.compile(file.SerializeToString(), device=options.device, precision=kind, max_batch=most, tune=tune)
         )
         engines = {OURS: ending.enter_context(lathe_engine(session, x))}
         for name, make in (peers if usable else {}).items():

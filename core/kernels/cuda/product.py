@@ -96,6 +96,10 @@ def multiply_split(w: Writer, sums: str, left: str, high: str, low: str) -> None
     The left block is split in registers: the upper bits, and the rest, rounded to what TF32 represents. An infinity or
     NaN is multiplied by `high` alone, since its products with `high` and `low` may have different signs. The product of
     the rest and `low` is too small to matter (CUTLASS example 27 does the same).
+
+    The three products are summed from 0, and then added to `sums`: tensor cores round sums towards zero, so that over
+    thousands of steps the error would grow to 1e-4 of the result (measured on an H100), while this addition rounds to
+    nearest.
     """
     bits = w.let(f"{left}.to(tl.int32, bitcast=True)", "bits")
     first = w.let(f"({bits} & -8192).to(tl.float32, bitcast=True)", "first")  # 13 bits fewer
@@ -103,8 +107,10 @@ def multiply_split(w: Writer, sums: str, left: str, high: str, low: str) -> None
     rest = w.let(f"tl.where({finite}, {left} - {first}, 0.0)", "rest")
     rest = w.let(f"({rest}.to(tl.int32, bitcast=True) + 4096).to(tl.float32, bitcast=True)", "rest")
     upper = w.let(f"tl.where({finite}, {first}, 0.0)", "upper")
-    for x, y in ((rest, high), (upper, low), (first, high)):
-        w.line(f'{sums} = tl.dot({x}, {y}, {sums}, input_precision="tf32")')
+    part = w.let(f'tl.dot({rest}, {high}, input_precision="tf32")', "part")
+    for x, y in ((upper, low), (first, high)):
+        part = w.let(f'tl.dot({x}, {y}, {part}, input_precision="tf32")', "part")
+    w.line(f"{sums} = {sums} + {part}")
 
 
 def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:

@@ -52,6 +52,11 @@ class ProductTile:
     def area(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def split_registers(self) -> int:
+        """The registers of a thread, with `SPLIT`, for sums, those of a step, and three parts of each left factor."""
+        return (2 * self.area + 3 * self.rows * self.depth) // (32 * self.warps)
+
     def loaded(self, element: DType, halves: int) -> int:
         """The bytes that a step loads; `halves` is the number of arrays of the right factor."""
         return (self.rows + halves * self.columns) * self.depth * element.itemsize
@@ -79,7 +84,7 @@ _WAIT, _WAIT_OF_WARP = 0.25, 0.38  # microseconds that a step of one program wai
 _BEGIN = 1.15  # microseconds before the first products of a wave
 _END = 7.7e-5  # microseconds for each sum that is stored
 _REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS = 65536, 255, 60  # of a multiprocessor; of a thread, beside its sums
-_MOST_SPLIT = 32  # left factors that a thread splits in a step: each takes three registers
+_MOST_SPLIT = 192  # registers of `ProductTile.split_registers`; with more, compilers spill them to memory
 _RESERVED = 1024  # bytes of shared memory that CUDA takes for itself in each program
 _HOPPER, _WARP_GROUP_ROWS = 90, 64  # the first architecture with wgmma, and its least rows
 
@@ -173,7 +178,7 @@ def ranked_tiles(
         if tile.rows <= most[0]
         and tile.columns <= most[1]
         and tile.loaded(element, halves) * tile.stages <= target.shared_bytes
-        and (halves == 1 or tile.rows * tile.depth <= _MOST_SPLIT * 32 * tile.warps)
+        and (halves == 1 or tile.split_registers <= _MOST_SPLIT)
     )
     fixed = all(isinstance(dim, int) for dim in (rows, columns, batch))
 

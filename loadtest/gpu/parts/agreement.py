@@ -1,4 +1,7 @@
-"""Compares the zoo's results on the device with the CPU's: the largest difference over the largest output."""
+"""Compares the zoo's results on the device with the CPU's: the largest difference over the largest output.
+
+The reference is the CPU's result in float32. In another precision the device may err as the CPU does.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from loadtest.timing import relative_error
 SHARE = 0.14
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _ROWS = 3
+_OF_CPU = 1.5  # times the CPU's own error: some models amplify rounding, the U-Nets to 3 % in bfloat16
 _LEFT_OUT = ("heavy",)  # made to load a server; it has no operator that the others lack
 
 
@@ -38,16 +42,17 @@ def measure(case: Case, bench: Bench) -> Finding:
             session.settle(20)
         where = next((line for line in session.explain().splitlines() if " parts on " in line), "")
     error, devices = max(errors), where.partition(" parts on ")[2]
-    text = f"{name} in {precision}: error {error:.1e}, at most {TOLERANCES[precision]:.0e}, on {devices}"
-    return Finding(text, error <= TOLERANCES[precision], {"error": error, "devices": devices})
+    most = max(TOLERANCES[precision], _OF_CPU * relative_error(_wanted(name, precision), want))
+    text = f"{name} in {precision}: error {error:.1e}, at most {most:.1e}, on {devices}"
+    return Finding(text, error <= most, {"error": error, "most": most, "devices": devices})
 
 
-@lru_cache(2)
-def _wanted(name: str) -> NDArray[Any]:
+@lru_cache(4)
+def _wanted(name: str, precision: Any = "float32") -> NDArray[Any]:
     """The CPU's result, from compiled code, or from the reference operators if the llvmlite version does not fit."""
     model, feeds = zoo.model(name).SerializeToString(), zoo.feeds(name, _ROWS)
     try:
-        with lathe.compile(model, tune="off") as session:
+        with lathe.compile(model, tune="off", precision=precision) as session:
             found: NDArray[Any] = session.run(feeds)["y"]
             return found
     except Exception:  # another version of llvmlite can raise any exception

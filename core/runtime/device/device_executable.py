@@ -283,8 +283,8 @@ class DeviceExecutable:
         for place, given, way in zip(layout.inputs, inputs, layout.input_copies, strict=True):
             for begin, end in copy_in_pieces(place, given):
                 self._copy_in.copy_in(way.device + begin, way.host + begin, end - begin)
-        if layout.flags_copy.nbytes:
-            self._copy_in.copy_in(layout.flags_copy.device, layout.flags_copy.host, layout.flags_copy.nbytes)
+        for way in merge_neighbours([layout.flags_copy]):
+            self._copy_in.copy_in(way.device, way.host, way.nbytes)
         self._copy_in.record(slot.arrived)
         pieces = [(at, *piece) for at, array in enumerate(layout.outputs) for piece in pieces_of(array.nbytes)]
         events = slot.piece_events(len(pieces))
@@ -301,17 +301,9 @@ class DeviceExecutable:
                 self._copy_out.copy_out(way.host + begin, way.device + begin, end - begin)
                 self._copy_out.record(event)
             self._copy_out.record(slot.done)
-        results = [np.empty_like(array) for array in layout.outputs]
-        copies = []
-        try:
-            for (at, begin, end), event in zip(pieces, events, strict=True):
-                event.synchronize()
-                to, out_of = (part_of(array, begin, end) for array in (results[at], layout.outputs[at]))
-                copies.append(copy_pool().submit(np.copyto, to, out_of))
-            slot.done.synchronize()
-            self._check_flags(layout.flags)
-        finally:
-            wait(copies)
+        results = _copied_in_pieces(layout.outputs, pieces, events)
+        slot.done.synchronize()
+        self._check_flags(layout.flags)
         return results
 
     def _check_flags(self, flags: NDArray[np.int32]) -> None:
@@ -547,3 +539,22 @@ class DeviceExecutable:
         for close in (self._graphs.close, *ends, self._module.close):
             with suppress(DeviceError):  # after a fault every call fails, and the memory is lost anyway
                 close()
+
+
+def _copied_in_pieces(
+    arrays: Sequence[NDArray[Any]], pieces: Sequence[tuple[int, int, int]], events: Sequence[Event]
+) -> list[NDArray[Any]]:
+    """Copies of arrays in staging memory, by several threads: each piece is copied when its event says it is there.
+
+    A piece is the position of its array, and the first and last byte. All copies have ended when this returns.
+    """
+    results = [np.empty_like(array) for array in arrays]
+    copies = []
+    try:
+        for (at, begin, end), event in zip(pieces, events, strict=True):
+            event.synchronize()
+            to, out_of = (part_of(array, begin, end) for array in (results[at], arrays[at]))
+            copies.append(copy_pool().submit(np.copyto, to, out_of))
+    finally:
+        wait(copies)
+    return results

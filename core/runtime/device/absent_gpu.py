@@ -114,6 +114,9 @@ class AbsentDevice:
     def event(self, timed: bool = False) -> Event:
         self._refuse()
 
+    def wait_for_stream(self, handle: int) -> None:
+        self._refuse()
+
     def load(self, objects: Mapping[str, bytes]) -> Module:
         self._refuse()
 

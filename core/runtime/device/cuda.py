@@ -179,6 +179,9 @@ class CudaDevice:
     def event(self, timed: bool = False) -> Event:
         return _Event(self, self.call("cuEventCreate", 0 if timed else _UNTIMED))
 
+    def wait_for_stream(self, handle: int) -> None:
+        self.call("cuStreamSynchronize", handle)
+
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         return spec.to_bytes() if isinstance(spec, LibrarySpec) else binary_for(spec, self.target, cache).to_bytes()
 

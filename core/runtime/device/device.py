@@ -195,6 +195,10 @@ class Device(Protocol):
         """A new event; only `timed` events support `Event.since`."""
         ...
 
+    def wait_for_stream(self, handle: int) -> None:
+        """Wait for the work so far of another library's stream; 1 is the default stream, as in the driver's API."""
+        ...
+
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         """The object of a kernel for this device, from the cache if it is there, otherwise compiled and added to it.
 

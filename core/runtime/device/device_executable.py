@@ -351,7 +351,7 @@ class DeviceExecutable:
         for way in moves.into:
             before.copy_in(way.device, way.host, way.nbytes)
         for way, given in moves.across:
-            before.copy_from(way.device, given.device, given.address, way.nbytes)
+            before.copy_from(way.device, given.device, given.address, min(way.nbytes, given.nbytes))
         if not alone and (moves.into or moves.across):
             before.record(slot.arrived)
             self._work.wait(slot.arrived)

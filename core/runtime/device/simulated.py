@@ -203,6 +203,9 @@ class SimulatedDevice:
     def event(self, timed: bool = False) -> Event:
         return _Event(self)
 
+    def wait_for_stream(self, handle: int) -> None:
+        """No effect: other libraries have no streams here."""
+
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         return self._backend.code(spec)
 

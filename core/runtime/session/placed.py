@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import evaluate
 from lathe.core.ir.graph import Array
 from lathe.core.plan.placement import Crossing
-from lathe.core.plan.plan import Plan
+from lathe.core.plan.plan import Plan, Port
+from lathe.core.runtime.device.device import Device
 from lathe.core.runtime.device.device_executable import DeviceExecutable
-from lathe.core.runtime.host.resident_values import HeldRun
+from lathe.core.runtime.host.resident_values import HeldRun, Resident
 from lathe.core.runtime.session.runner import DeviceShare, Interruptible, Runner, StepTimes, settle_all
 
 
@@ -124,6 +126,31 @@ class PlacedRunner:
             results = self._outputs(values)
             self._states = {state: np.array(values[update]) for state, update in self._wiring.states.items()}
         return results
+
+    def only_device(self) -> Device:
+        """The device that runs all nodes. UnsupportedError if there is none, or a part runs on the host."""
+        part = self.whole
+        if not isinstance(part, DeviceExecutable):
+            devices = ", ".join(dict.fromkeys(share.device for share in self.shares))
+            raise UnsupportedError(f"run_on_device needs a model that runs on one GPU, this one runs on {devices}")
+        return part.device
+
+    def hold(self, n: int, inputs: Sequence[Any]) -> tuple[HeldRun, list[tuple[Port, Resident]]]:
+        """As `run`, but inputs may be `Resident`, and the outputs stay on the device until the first result is closed.
+
+        Returns each output's port and place as well. UnsupportedError as of `only_device`, and for outputs that no node
+        computes.
+        """
+        part, device = self.whole, self.only_device()
+        values = {**self._wiring.constants, **dict(zip(self._wiring.inputs, inputs, strict=True))}
+        plan = self._plans[0]
+        ports = {port.name: at for at, port in enumerate(plan.outputs)}
+        for name in self._wiring.outputs:
+            if name not in ports:
+                raise UnsupportedError(f"output '{name}' is not computed on {device.name}: use run")
+        assert isinstance(part, DeviceExecutable)
+        held = part.hold(n, [values[port.name] for port in plan.inputs], ())
+        return held, [(plan.outputs[ports[name]], held.resident[ports[name]]) for name in self._wiring.outputs]
 
     def _run(self, n: int, values: dict[str, Any], times: Sequence[StepTimes] | None) -> dict[str, Any]:
         with ExitStack() as ending:

@@ -19,6 +19,7 @@ from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.plan.plan import Memory
 from lathe.core.runtime.device.devices import HOST, loss_of
 from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.session.device_runs import DeviceRun, run_on_device, split_device_arrays
 from lathe.core.runtime.session.executables import Shape, ShapeCache, ShapeCode, ShapeCompiler
 from lathe.core.runtime.session.input_assumptions import InputAssumptions
 from lathe.core.runtime.session.input_checks import InputChecks
@@ -254,6 +255,29 @@ class Session:
         """
         results = self.run(feeds_from_call(self.inputs, arrays, named))
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def run_on_device(self, feeds: Mapping[str, Any]) -> DeviceRun:
+        """As `run`, but the outputs stay in the GPU's memory, and inputs may be arrays there.
+
+        An input may be any object with a CUDA Array Interface, such as a tensor of PyTorch on the session's GPU, or a
+        NumPy array. The run waits for the stream that the interface names; for an object that names none, for the
+        default stream. The caller closes the result: at most two may be open, and further runs wait.
+
+        UnsupportedError unless all nodes run on one GPU, by code for the declared inputs. Otherwise the errors of
+        `run`.
+        """
+        given, whole = split_device_arrays(feeds)
+        sizes = self._sized.names or self._shadows.sources & given.keys()
+        if sizes or self._fed_defaults(whole) or self._violates_assumptions(whole) or self._open_ranks(whole):
+            raise UnsupportedError("run_on_device runs the code for the declared inputs, and these need other code")
+        n, arrays, binding = self._bind(self._shadows.beside(whole))
+        with ExitStack() as ending:
+            executable = ending.enter_context(self._executable(binding))
+            if reason := violated_assumption(batch_assumptions(executable), {"n": n}):
+                raise UnsupportedError(reason)
+            feed = dict(zip(self.description.inputs, arrays, strict=True)) | given
+            outputs = run_on_device(executable, n, list(feed.values()), self._output_names, ending)
+            return DeviceRun(outputs, ending.pop_all().close)
 
     def run_packed(self, feeds: Sequence[Mapping[str, Any]], record: Record | None = None) -> list[dict[str, Any]]:
         """The outputs by name for each of many feeds, whose sequences may have different lengths.

@@ -24,6 +24,11 @@ class ShadowInputs:
         self._sources = length_inputs_of(inputs)
         self.caller_inputs = {name: type_ for name, type_ in inputs.items() if name not in self._sources}
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """The inputs whose values are lengths of shadow inputs."""
+        return frozenset(self._sources.values())
+
     def beside(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """The feeds, and a shadow input for each fed number that has one: a uint8 array of that length, 0 if negative.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
+import numpy as np
+
 from lathe.core.codegen import llvm_ir, vmath
 from lathe.core.codegen.llvm_ir import Builder, Constant, Type, Value
 from lathe.core.codegen.registers import Val, is_signed, register_type
@@ -89,7 +91,7 @@ class Arithmetic:
         ):
             return self._to_float16(value) if dtype is DType.FLOAT16 else self._from_float16(value)
         if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
-            return self.const(value.constant, dtype)
+            return self.const(_converted(value.constant, source, dtype), dtype)
         if dtype is DType.BOOL:
             return self.bit_not(self.eq(value, 0))
         if source.is_float and dtype.is_float:
@@ -464,3 +466,10 @@ def _is_number(x: Val) -> bool:
     known = x.ir.known if isinstance(x.ir, Constant) else None
     parts = known if isinstance(known, tuple) else (known,)
     return all(isinstance(part, int | float) and part == part for part in parts)
+
+
+def _converted(number: float | int | bool, source: DType, dtype: DType) -> float | int | bool:
+    """A constant of type `source` as one of type `dtype`: rounded to both types, or wrapped, as at run time."""
+    with np.errstate(over="ignore"):  # too large for a narrower float: an infinity
+        array = np.asarray(number).astype(source.numpy).astype(dtype.numpy)
+    return float(array) if dtype.is_float else int(array)

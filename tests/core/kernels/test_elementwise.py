@@ -10,14 +10,14 @@ import pytest
 from lathe.core.codegen.target import host
 from lathe.core.errors import ModelError
 from lathe.core.ir.build import Builder
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import Graph, Value
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.kernels.call import VIEWS, In, Out, Request
 from lathe.core.kernels.choose import select
 from lathe.core.kernels.target import Target
 from lathe.core.ops.opdef import registry
 from lathe.core.reference import interpret
-from tests.core.kernels.harness import single_node
+from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, kernel, normal, positive, sweep, tensor
 from tests.core.targets import each_target
 
@@ -169,3 +169,30 @@ def test_special_numbers_pass_through(target: Target) -> None:
 def test_types_outside_the_algebra_run_on_the_reference() -> None:
     graph = single_node("Add", tensor("float16[n]"), tensor("float16[n]"))
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "dtypes"),
+    [
+        (300, (DType.INT32, DType.INT8, DType.INT32)), (-1, (DType.INT32, DType.UINT8, DType.INT32)),
+        (2**40 + 7, (DType.INT64, DType.INT32, DType.INT64)), (-1, (DType.INT64, DType.UINT64, DType.INT64)),
+        (0.1, (DType.FLOAT32, DType.FLOAT16, DType.FLOAT32)), (0.1, (DType.FLOAT64, DType.FLOAT32, DType.FLOAT64)),
+        (0.1, (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT32)), (1e6, (DType.FLOAT32, DType.FLOAT16, DType.FLOAT32)),
+        (2**24 + 1, (DType.INT32, DType.FLOAT32, DType.FLOAT64)), (0.1, (DType.FLOAT32, DType.FLOAT64, DType.FLOAT64)),
+    ],
+    ids=str,
+)  # fmt: skip
+@each_target
+def test_constants_are_converted_as_numbers_of_a_run_are(
+    target: Target, value: float, dtypes: tuple[DType, DType, DType]
+) -> None:
+    """A body may convert a constant: it is wrapped or rounded when the code is generated."""
+    first, second, third = dtypes
+
+    def write(b: Builder, x: Value) -> Value:
+        constant = b.constant(np.array(value, first.numpy))
+        narrow = b("Cast", constant, to=second.onnx_code)
+        return b("Add", x, b("Cast", narrow, to=third.onnx_code))
+
+    body = scalar_body(1, write, third)
+    sweep("FusedElementwise", f"{third}[n,3]", body=body, target=target, batches=(2,), tolerance=1e-9)

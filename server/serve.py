@@ -128,6 +128,6 @@ def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProt
         ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE,
         backlog=4096,
-        timeout_graceful_shutdown=int(max(1, settings.drain_timeout)),
+        timeout_graceful_shutdown=settings.drain_timeout,  # type: ignore[arg-type]  # uvicorn waits for parts of seconds
     )
     return LatheServer(config, app)

@@ -62,6 +62,8 @@ class Connection:
         if verify is True:
             ca, cert = ca or os.environ.get("LATHE_CA") or None, cert or os.environ.get("LATHE_CERT") or None
             cert_key = cert_key or os.environ.get("LATHE_CERT_KEY") or None
+        if cert_key and not cert:
+            raise ClientError("cert_key: expected cert with it")
         if scheme == "http":
             verify = False  # nothing to verify; reading the system's certificates would take 25 ms
         elif ca or cert:

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
+from tests.server.fakes import application
 from tests.server.running import Raw, infer_request, request, rows, tensor_of
 
 
@@ -64,3 +67,11 @@ def test_stalled_clients_do_not_delay_the_end() -> None:
             deaf.send(infer_request("doubler", rows(2000)) * 1000)
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 0
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.9, 20.0])
+def test_the_server_drains_for_exactly_the_time_that_is_set(seconds: float) -> None:
+    """uvicorn asks for whole seconds; a time below one is no full second."""
+    settings = Settings(port=0, drain_timeout=seconds)
+    app, _, _ = application(settings, {})
+    assert make_server(app, settings).config.timeout_graceful_shutdown == seconds

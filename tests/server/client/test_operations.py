@@ -291,3 +291,9 @@ def test_the_help_of_an_operation_names_the_fields_that_it_passes_on(called: str
 def test_the_help_explains_idempotency_keys_and_leads_to_the_client() -> None:
     assert "`key` of an operation is its idempotency key" in (Client.__doc__ or "")
     assert "help(lathe.client.Client)" in (lathe.client.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_key_of_a_certificate_without_the_certificate_is_refused(kind: str) -> None:
+    with pytest.raises(ClientError, match=r"^cert_key: expected cert with it$"):
+        BOTH[kind]("https://127.0.0.1:1", cert_key="client.key")

@@ -32,6 +32,7 @@ class ThreadPool:
         self._block: NDArray[np.int64] = aligned_words(PoolWord.SIZE)
         self._workers: list[threading.Thread] = []
         self._growing = threading.Lock()
+        self._ended = False
         self.address = int(self._block.ctypes.data)
         self.ended = 0  # when the last run ended, by perf_counter_ns; read by Executable
         word = ctypes.c_int64
@@ -56,8 +57,11 @@ class ThreadPool:
     def stop(self) -> None:
         """Wait for the pool's run in progress, end all workers, and wait at most one second for each.
 
-        Later runs use only their callers' threads. Call it once, and not after `abandon`: otherwise it never returns.
+        Later runs use only their callers' threads. No effect after `abandon`, and for a second call.
         """
+        if self._ended:
+            return
+        self._ended = True
         self._stop(self.address)
         for worker in self._workers:
             worker.join(timeout=1.0)
@@ -69,6 +73,7 @@ class ThreadPool:
         For the child of a fork: the workers exist only in the parent.
         """
         self._block[PoolWord.BUSY] = 1
+        self._ended = True  # a child that exits normally calls `stop`, which would wait for the workers for ever
 
     def _add_worker(self) -> None:
         """Start a worker that takes the current job word as already seen.

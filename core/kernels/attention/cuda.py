@@ -12,7 +12,7 @@ from lathe.core.kernels.cuda.lines import GREATEST, SUM
 from lathe.core.kernels.cuda.nest import Place, split
 from lathe.core.kernels.cuda.product import edge_mask, join_masks, load_factors
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, text_of, total
-from lathe.core.kernels.shared.cuda_product import padded
+from lathe.core.kernels.shared.cuda_product_tiles import padded
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.target import GpuTarget
 from lathe.core.ops.nn.fused import scalar_body

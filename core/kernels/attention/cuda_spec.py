@@ -13,7 +13,8 @@ from lathe.core.kernels.attention.spec import SOFTMAX_FLOPS, extras_of, operand_
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
 from lathe.core.kernels.shared import body as bodies
 from lathe.core.kernels.shared.body import is_computable_on_gpu
-from lathe.core.kernels.shared.cuda_product import F32, FACTORS, padded, precisions
+from lathe.core.kernels.shared.cuda_product import F32, FACTORS, precisions
+from lathe.core.kernels.shared.cuda_product_tiles import padded
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.matrices import Matrices, perm_attribute, to_product_axes
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic

@@ -22,16 +22,18 @@ from lathe.core.kernels.shared.cuda_product import (
     FACTORS,
     HALVES,
     I8,
-    LEAST_BYTES,
     SHIFT,
     SPLIT,
-    ProductTile,
     Results,
     TiledProduct,
     needs_adjacent_depth,
     precisions,
-    ranked_tiles,
     split_into_halves,
+)
+from lathe.core.kernels.shared.cuda_product_tiles import (
+    LEAST_BYTES,
+    ProductTile,
+    ranked_tiles,
 )
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic

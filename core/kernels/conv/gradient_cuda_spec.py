@@ -11,15 +11,8 @@ from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
 from lathe.core.kernels.conv.cuda_spec import sizes_of
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.cuda_image import Image, spatial, strided_image
-from lathe.core.kernels.shared.cuda_product import (
-    FACTORS,
-    ProductTile,
-    TiledProduct,
-    parts_of,
-    precisions,
-    ranked_tiles,
-    split_operands,
-)
+from lathe.core.kernels.shared.cuda_product import FACTORS, TiledProduct, precisions, split_operands
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile, parts_of, ranked_tiles
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.kernels.shared.window import windows_of

@@ -10,7 +10,8 @@ from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.cuda.algebra import Algebra, Reg, type_name
 from lathe.core.kernels.cuda.nest import Place
 from lathe.core.kernels.cuda.source import Writer, text_of
-from lathe.core.kernels.shared.cuda_product import ProductTile, Results
+from lathe.core.kernels.shared.cuda_product import Results
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.ops.nn.fused import scalar_body
 

@@ -10,7 +10,7 @@ from lathe.core.kernels.cuda.nest import Place, split
 from lathe.core.kernels.cuda.product import finish, join_masks, program_tile, zero_sums
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, total
 from lathe.core.kernels.depthwise.cuda_spec import DepthwiseSpec
-from lathe.core.kernels.shared.cuda_product import ProductTile
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.target import GpuTarget
 
 

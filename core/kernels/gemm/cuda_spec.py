@@ -24,16 +24,18 @@ from lathe.core.kernels.shared.cuda_product import (
     I8,
     SHIFT,
     SPLIT,
-    ProductTile,
     Results,
     TiledProduct,
     cast_array,
     needs_adjacent_depth,
-    parts_of,
     precisions,
-    ranked_tiles,
     split_into_halves,
     split_operands,
+)
+from lathe.core.kernels.shared.cuda_product_tiles import (
+    ProductTile,
+    parts_of,
+    ranked_tiles,
 )
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.matrices import Perm, perm_attribute, to_product_axes

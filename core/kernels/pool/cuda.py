@@ -11,7 +11,7 @@ from lathe.core.kernels.cuda.nest import Place, split
 from lathe.core.kernels.cuda.product import ProgramTile, join_masks, program_tile
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, total
 from lathe.core.kernels.pool.cuda_spec import PoolSpec
-from lathe.core.kernels.shared.cuda_product import ProductTile
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.target import GpuTarget
 
 

@@ -8,7 +8,7 @@ from lathe.core.kernels.cuda.nest import Place, split
 from lathe.core.kernels.cuda.product import ProgramTile, join_masks, program_tile, zero_sums
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, total
 from lathe.core.kernels.pool.gradient_cuda_spec import PoolGradientSpec
-from lathe.core.kernels.shared.cuda_product import ProductTile
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.target import GpuTarget
 
 

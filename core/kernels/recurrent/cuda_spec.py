@@ -12,7 +12,8 @@ from lathe.core.ir.graph import Array
 from lathe.core.ir.types import Dim
 from lathe.core.kernels.call import KernelCall, Packed, Request, Scratch
 from lathe.core.kernels.recurrent import spec as on_cpu
-from lathe.core.kernels.shared.cuda_product import F32, LEAST, ProductTile, precisions
+from lathe.core.kernels.shared.cuda_product import F32, precisions
+from lathe.core.kernels.shared.cuda_product_tiles import LEAST, ProductTile
 from lathe.core.kernels.shared.cuda_tiling import blocks
 
 _TILES = tuple(

@@ -10,7 +10,7 @@ from lathe.core.kernels.cuda.lines import GREATEST, LEAST, PRODUCT, SUM, LineWri
 from lathe.core.kernels.cuda.product import last_program_of_tile, split_pointers
 from lathe.core.kernels.cuda.source import Source, Writer, text_of
 from lathe.core.kernels.reduce.cuda_spec import SUMS, ReduceSpec
-from lathe.core.kernels.shared.cuda_product import ProductTile
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.target import GpuTarget
 
 _TERMS = {

@@ -10,7 +10,8 @@ from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import KernelCall, KernelSpec, Request
 from lathe.core.kernels.reduce import spec as on_cpu
 from lathe.core.kernels.shared.cuda_lines import Lines, covering, middle_axis
-from lathe.core.kernels.shared.cuda_product import FACTORS, ProductTile, parts_of, split_operands
+from lathe.core.kernels.shared.cuda_product import FACTORS, split_operands
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile, parts_of
 from lathe.core.kernels.shared.nest import Nest
 
 _DTYPES = on_cpu.NUMBERS | FACTORS

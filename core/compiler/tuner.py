@@ -32,7 +32,7 @@ from lathe.core.compiler.options import Options
 from lathe.core.errors import ArtifactError, DeviceMemoryError
 from lathe.core.files import replace_file
 from lathe.core.ir.graph import Graph, Node
-from lathe.core.kernels.call import KernelCall, KernelSpec, Request, by_batch, first_batches, is_exact
+from lathe.core.kernels.call import KernelCall, KernelSpec, Request, by_batch, first_batches, is_exact, recalled_call
 from lathe.core.kernels.choose import candidates, select
 from lathe.core.kernels.cuda import triton_version
 from lathe.core.kernels.target import GpuTarget, Target
@@ -51,7 +51,6 @@ _MAX_BYTES = 1 << 29
 _BYTE = 8  # operations in the time of moving one byte, roughly
 _SAMPLE_BATCH = 8
 _SAMPLE_STEP = 4  # factor between the batch sizes that are measured on a GPU
-_RANGE, _NEXT_RANGE = ": ", "; "  # in a finding with a kernel for each range of batch sizes (`KernelCall.finding`)
 _MAX_ROUNDS, _MIN_ROUNDS = 7, 3
 _MIN_LEAD = 1.03  # the least speed-up, as geometric mean over all batch sizes
 _MAX_LOSS = 0.98  # the least speed-up at any one batch size
@@ -104,24 +103,12 @@ class Problem:
         return estimated_affine(self.calls[0].bytes).at(self.batches[-1])
 
     def recorded_candidate(self, findings: Mapping[str, str]) -> KernelCall | None:
-        """The candidate that a finding names: the one for all candidates, otherwise that for the first 3 (`few`).
+        """The candidate that a finding names: the one for all candidates, otherwise that for the first few (`few`).
 
         None if there is no finding, or it names no candidate.
         """
         finding = findings.get(self.key) or findings.get(self.few.key) or ""
-        if _RANGE not in finding:
-            return self._recorded_kernel(finding)
-        ranges = [part.partition(_RANGE) for part in finding.split(_NEXT_RANGE)]
-        calls = [self._recorded_kernel(rest) for _, _, rest in ranges]
-        found = [call for call in calls if call is not None]
-        if len(found) < len(ranges) or not all(first.isdecimal() for first, _, _ in ranges):
-            return None
-        return by_batch([(int(first), call) for (first, _, _), call in zip(ranges, found, strict=True)])
-
-    def _recorded_kernel(self, finding: str) -> KernelCall | None:
-        symbol, _, rest = finding.partition(" ")
-        call = next((call for call in self.kernels if call.spec.symbol == symbol), None)
-        return call.spec.recalled(call, rest) if call is not None and rest else call
+        return recalled_call(finding, {call.spec.symbol: call for call in self.kernels})
 
     def unbeaten(self, beaten: Collection[str]) -> KernelCall | None:
         """If the preferred kernel's family is in `beaten`, the first candidate of another family; None otherwise.
@@ -268,9 +255,9 @@ def tune(
 ) -> Findings:
     """Findings (problem key to the fastest kernel) for problems without one in `known`, as many as fit into `seconds`.
 
-    In limited time only the first 3 candidates of each problem are measured. With infinite `seconds`, all candidates of
-    all problems are measured, and `prepare` may compile them in parallel before. A problem that does not fit the
-    device's memory is skipped.
+    In limited time only the first candidates of each problem are measured (`Problem.few`). With infinite `seconds`, all
+    candidates of all problems are measured, and `prepare` may compile them in parallel before. A problem that does not
+    fit the device's memory is skipped.
     """
     findings: Findings = {}
     if seconds == inf and prepare is not None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from lathe.core.ir.types import Dim, DType, TensorType
 from lathe.core.kernels.shared.nest import broadcast_strides, row_major
 from lathe.core.kernels.target import GpuTarget, Target
 from lathe.core.ops.opdef import registry
+
+_RANGE, _NEXT_RANGE = ": ", "; "  # in the finding of a call with a kernel for each range of batch sizes
 
 
 class Status(IntEnum):
@@ -257,8 +259,8 @@ class KernelCall:
     @property
     def finding(self) -> str:
         """The tuner's record of the call: that of its spec, or those of all ranges, such as `0: A; 17: B`."""
-        found = [f"{each.first}: {each.spec.finding}" for each in self.ranges]
-        return "; ".join(found) if found else self.spec.finding
+        found = [f"{each.first}{_RANGE}{each.spec.finding}" for each in self.ranges]
+        return _NEXT_RANGE.join(found) if found else self.spec.finding
 
     @property
     def kernels(self) -> tuple[tuple[int, KernelCall], ...]:
@@ -269,7 +271,7 @@ class KernelCall:
         """The call of the kernel that runs batches of `n`, with its operands only."""
         if not self.ranges:
             return self
-        chosen = next(each for each in reversed(self.ranges) if each.first <= n)
+        chosen = range_at(self.ranges, n)
         operands = tuple(self.operands[place] for place in chosen.operands)
         return replace(self, spec=chosen.spec, operands=operands, grid=chosen.grid, ranges=())
 
@@ -292,6 +294,38 @@ def by_batch(calls: Sequence[tuple[int, KernelCall]]) -> KernelCall:
         places = tuple(operands.setdefault(key, len(operands)) for key in _numbered(call.operands))
         ranges.append(BatchRange(first, call.spec, call.grid, places))
     return replace(base, operands=tuple(operand for operand, _ in operands), ranges=tuple(ranges))
+
+
+def recalled_call(finding: str, kernels: Mapping[str, KernelCall]) -> KernelCall | None:
+    """The call that `KernelCall.finding` recorded, made of `kernels`, the calls of single kernels by symbol.
+
+    None if a kernel is not among them, or the text is no finding.
+    """
+    if _RANGE not in finding:
+        symbol, _, added = finding.partition(" ")
+        call = kernels.get(symbol)
+        return call.spec.recalled(call, added) if call is not None and added else call
+    calls: list[tuple[int, KernelCall]] = []
+    for part in finding.split(_NEXT_RANGE):
+        first, _, rest = part.partition(_RANGE)
+        call = recalled_call(rest, kernels)
+        if call is None or not first.isdecimal():
+            return None
+        calls.append((int(first), call))
+    return by_batch(calls)
+
+
+class _Range(Protocol):
+    @property
+    def first(self) -> int: ...
+
+
+_R = TypeVar("_R", bound=_Range)
+
+
+def range_at(ranges: Sequence[_R], n: int) -> _R:
+    """The range of a batch of `n`: the last one that begins at `n` or before. `ranges` ascend from 0."""
+    return next(each for each in reversed(ranges) if each.first <= n)
 
 
 def first_batches(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from lathe.core.ir.dim import SymDim, affine, floor_div, substitute
 from lathe.core.ir.dims import has_only_sizes
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.ir.types import Dim, TensorType, ValueType
-from lathe.core.kernels.call import KernelCall, KernelSpec
+from lathe.core.kernels.call import KernelCall, KernelSpec, range_at
 from lathe.core.ops.opdef.registry import may_run_forever
 from lathe.core.plan.liveness import Affine
 
@@ -77,7 +77,7 @@ class Step:
         """The step as batches of `n` run it, with one kernel and its operands only."""
         if not self.ranges:
             return self
-        chosen = next(each for each in reversed(self.ranges) if each.first <= n)
+        chosen = range_at(self.ranges, n)
         operands = tuple(self.operands[place] for place in chosen.operands)
         return replace(
             self, symbol=chosen.symbol, summary=chosen.summary, grid=chosen.grid, operands=operands, ranges=()

@@ -14,7 +14,7 @@ import numpy as np
 
 from lathe.core.ir.graph import Graph, Node, Value, node_reads
 from lathe.core.ir.types import Dim
-from lathe.core.kernels.call import In, KernelCall, Out, Request, by_batch
+from lathe.core.kernels.call import In, KernelCall, Out, Request, recalled_call
 from lathe.core.kernels.choose import candidates, select
 from lathe.core.kernels.copy.spec import slice_strides
 from lathe.core.kernels.shared.attributes import attribute, axis_of
@@ -234,7 +234,9 @@ class Windows:
         inside = replace(dense, strides=strides, inputs_in_place=self._placed.get(node, frozenset()))
         before, same = select(dense), select(inside)
         if before is None or before.key != chosen.key:  # the tuner chose another one
-            same = _matching(chosen, candidates(dense), candidates(inside)) or same
+            old, new = ([each for call in candidates(r) for _, each in call.kernels] for r in (dense, inside))
+            places = {one.spec.symbol: other for one, other in zip(old, new, strict=False)}
+            same = recalled_call(chosen.finding, places) or same
         if same is None or not _supports_strides(node, same, strides):
             raise ValueError(f"the kernel of {node.op} '{node.name}' does not support the strides of its operands")
         return same
@@ -312,23 +314,6 @@ def _same(a: Window, b: Window, shape: Sequence[Dim]) -> bool:
     """Whether two windows have the same elements. Strides along axes of extent 1 do not matter."""
     alike = all(s == t for s, t, n in zip(a.strides, b.strides, shape, strict=True) if n != 1)
     return a.parent is b.parent and a.offset == b.offset and alike
-
-
-def _matching(chosen: KernelCall, before: Sequence[KernelCall], after: Sequence[KernelCall]) -> KernelCall | None:
-    """The call of the kernels in `after` that are in the places of those of `chosen` in `before`, with its findings.
-
-    None if one of them is not in `before`.
-    """
-    old, new = ([kernel for call in calls for _, kernel in call.kernels] for calls in (before, after))
-    by_symbol = {one.spec.symbol: other for one, other in zip(old, new, strict=False)}
-    found = []
-    for first, kernel in chosen.kernels:
-        symbol, _, added = kernel.spec.finding.partition(" ")
-        if symbol not in by_symbol:
-            return None
-        call = by_symbol[symbol]
-        found.append((first, call.spec.recalled(call, added) if added else call))
-    return by_batch(found)
 
 
 def _supports_strides(node: Node, call: KernelCall, strides: Strides) -> bool:

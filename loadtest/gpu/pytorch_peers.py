@@ -88,13 +88,13 @@ def graphed(name: str, model: onnx.ModelProto, x: NDArray[Any], precision: str) 
     with torch.inference_mode(), torch.cuda.graph(graph):
         result = network(given)
 
+    captured = (graph, network)  # the graph reads the weights of the network, and does not hold them
+
     def replayed(x: Any) -> Any:
         if x is not given:
             given.copy_(x)
-        graph.replay()
+        captured[0].replay()
         return result
-
-    replayed.network = network  # type: ignore[attr-defined]  # the graph reads its weights, and does not hold them
 
     return _engine(replayed, x, precision, given)
 

@@ -11,13 +11,12 @@ from lathe.core.kernels.cuda.product import (
     edge_mask,
     finish,
     load_factors,
-    multiply,
-    multiply_split,
+    multiply_weights,
     program_tile,
     zero_sums,
 )
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, total
-from lathe.core.kernels.shared.cuda_product import I8, SPLIT
+from lathe.core.kernels.shared.cuda_product import I8
 from lathe.core.kernels.target import GpuTarget
 
 
@@ -69,14 +68,13 @@ def _step(w: Writer, spec: ConvSpec, windows: CoveringWindows | Windows, tile: P
         at_weights.append(scaled(tile.batch, spec.weight_steps[0]))
     masks = (tile.row_mask, taps.mask, inside[0])
     left = load_factors(w, "image", total(at_image), spec.image.dtype, spec.element, *masks, outside=spec.fill)
-    right, *low = (
-        load_factors(w, "weights", total([*at_weights, *half]), spec.weight, spec.element, inside[1], tile.column_mask)
-        for half in ([], [str(spec.groups * spec.columns * spec.depth)])[: 2 if spec.precision == SPLIT else 1]
-    )
-    if low:
-        multiply_split(w, sums, left, right, *low)
-    else:
-        multiply(w, sums, left, right, spec.precision, spec.element)
+
+    def load(offset: str | None) -> str:
+        at = total([*at_weights, offset])
+        return load_factors(w, "weights", at, spec.weight, spec.element, inside[1], tile.column_mask)
+
+    size = spec.groups * spec.columns * spec.depth
+    multiply_weights(w, sums, left, load, size, spec.precision, spec.element)
 
 
 def _finish(w: Writer, spec: ConvSpec, tile: ProgramTile, pointers: list[str], sums: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.cuda.algebra import Algebra, Reg, type_name
 from lathe.core.kernels.cuda.nest import Place
 from lathe.core.kernels.cuda.source import Writer, text_of
-from lathe.core.kernels.shared.cuda_product import Results
+from lathe.core.kernels.shared.cuda_product import HALF_OF_LAST_BIT, SPLIT, TF32_BITS, Results
 from lathe.core.kernels.shared.cuda_product_tiles import ProductTile
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.ops.nn.fused import scalar_body
@@ -91,6 +91,21 @@ def multiply(w: Writer, sums: str, left: str, right: str, precision: str, elemen
     w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}"{kind})')
 
 
+def multiply_weights(
+    w: Writer, sums: str, left: str, load: Callable[[str | None], str], size: Dim, precision: str, element: DType
+) -> None:
+    """Add the product of a block and a block of weights to `sums`.
+
+    `load(offset)` writes code that loads the block of weights at an offset in elements (None: 0), and returns its
+    variable. `size`: the number of weights, after which the second halves begin if the precision is `SPLIT`.
+    """
+    right = load(None)
+    if precision == SPLIT:
+        multiply_split(w, sums, left, right, load(text_of(size)))
+    else:
+        multiply(w, sums, left, right, precision, element)
+
+
 def multiply_split(w: Writer, sums: str, left: str, high: str, low: str) -> None:
     """Add the product of a block of float32 and the sum of two blocks, `high` and `low`, to `sums`, by three of TF32.
 
@@ -103,10 +118,10 @@ def multiply_split(w: Writer, sums: str, left: str, high: str, low: str) -> None
     nearest.
     """
     bits = w.let(f"{left}.to(tl.int32, bitcast=True)", "bits")
-    first = w.let(f"({bits} & -8192).to(tl.float32, bitcast=True)", "first")  # 13 bits fewer
+    first = w.let(f"({bits} & {TF32_BITS}).to(tl.float32, bitcast=True)", "first")
     finite = w.let(f'tl.abs({left}) < float("inf")', "finite")
     rest = w.let(f"tl.where({finite}, {left} - {first}, 0.0)", "rest")
-    rest = w.let(f"({rest}.to(tl.int32, bitcast=True) + 4096).to(tl.float32, bitcast=True)", "rest")
+    rest = w.let(f"({rest}.to(tl.int32, bitcast=True) + {HALF_OF_LAST_BIT}).to(tl.float32, bitcast=True)", "rest")
     upper = w.let(f"tl.where({finite}, {first}, 0.0)", "upper")
     part = w.let(f'tl.dot({rest}, {high}, input_precision="tf32")', "part")
     for x, y in ((upper, low), (first, high)):

@@ -11,15 +11,14 @@ from lathe.core.kernels.cuda.product import (
     finish,
     last_program_of_tile,
     load_factors,
-    multiply,
-    multiply_split,
+    multiply_weights,
     program_tile,
     split_pointers,
     zero_sums,
 )
-from lathe.core.kernels.cuda.source import Source, Writer, scaled, text_of, total
+from lathe.core.kernels.cuda.source import Source, Writer, scaled, total
 from lathe.core.kernels.gemm.cuda_spec import GemmSpec
-from lathe.core.kernels.shared.cuda_product import I8, SPLIT
+from lathe.core.kernels.shared.cuda_product import I8
 from lathe.core.kernels.target import GpuTarget
 
 
@@ -65,9 +64,8 @@ def _step(
     x_at = total([a, scaled(across, spec.a_step)])
     y_at = total([b, scaled(down, spec.b_steps[0]), scaled(columns, spec.b_steps[1])])
     x = load_factors(w, "a", x_at, spec.factors[0], spec.element, masks[0], left)
-    y = load_factors(w, "b", y_at, spec.factors[1], spec.element, masks[1], right)
-    if spec.precision == SPLIT:
-        low = total([y_at, text_of(spec.columns * spec.depth)])
-        multiply_split(w, sums, x, y, load_factors(w, "b", low, spec.factors[1], spec.element, masks[1], right))
-    else:
-        multiply(w, sums, x, y, spec.precision, spec.element)
+
+    def load(offset: str | None) -> str:
+        return load_factors(w, "b", total([y_at, offset]), spec.factors[1], spec.element, masks[1], right)
+
+    multiply_weights(w, sums, x, load, spec.columns * spec.depth, spec.precision, spec.element)

@@ -128,7 +128,8 @@ def _kernels(request: Request) -> TiledProduct | None:
     )
     turned = request.constant(1) is not None and len(b.shape) == 2 and needs_adjacent_depth(element, request.gpu)
     ways = precisions(element, request.gpu, turned)
-    _, factors = _right_operand(request, element, turned, "")
+    left, right = (value.dtype for value in node.inputs[:2] if value is not None)
+    factors = (left, element if request.constant(1) is not None else right)
     inplace = tuple(i for i, strides in walks.items() if strides == y and can_be_replaced(node, i))
     count = product(batches.extents)
     b_steps = (1, a.shape[-1]) if turned else (b.strides[-2], b.strides[-1])
@@ -136,7 +137,7 @@ def _kernels(request: Request) -> TiledProduct | None:
     given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
 
     def call(tile: ProductTile, precision: str) -> KernelCall:
-        second, _ = _right_operand(request, element, turned, precision)
+        second = _right_operand(request, element, turned, precision)
         spec = GemmSpec(
             batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], b_steps,
             factors, element, results, tile, precision, 1,
@@ -173,23 +174,20 @@ def _element(request: Request) -> DType | None:
     return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype in HALVES and b.dtype is F32)) else None
 
 
-def _right_operand(
-    request: Request, element: DType, turned: bool, precision: str
-) -> tuple[Operand, tuple[DType, DType]]:
-    """The operand B and the types of A and B in memory.
+def _right_operand(request: Request, element: DType, turned: bool, precision: str) -> Operand:
+    """The operand B.
 
     A constant B is converted to `element` at compile time, transposed if `turned` (`_transpose`), and split in halves
     if the precision is `SPLIT`.
     """
-    a, b = (value.dtype for value in request.node.inputs[:2] if value is not None)
     if turned:
         perm = perm_attribute(request.node, "perm_b")
         if precision == SPLIT:
-            return Packed(1, "turned halves", partial(_transposed_halves, perm=perm)), (a, b)
-        return Packed(1, "turned", partial(_transpose, perm=perm)), (a, b)
-    if b is element or request.constant(1) is None:
-        return In(1), (a, b)
-    return Packed(1, f"{element}", partial(cast_array, element=element)), (a, element)
+            return Packed(1, "turned halves", partial(_transposed_halves, perm=perm))
+        return Packed(1, "turned", partial(_transpose, perm=perm))
+    if request.constant(1) is None or request.node.required_input(1).dtype is element:
+        return In(1)
+    return Packed(1, f"{element}", partial(cast_array, element=element))
 
 
 def _transpose(array: Array, perm: Perm | None) -> Array:

@@ -20,7 +20,7 @@ FACTORS = HALVES | {F32}
 _OFFERED = 8  # tiles that the tuner may measure
 I8 = DType.INT8
 SPLIT = "tf32x3, split weights"  # see `precisions`
-_TF32_BITS, _HALF_OF_LAST_BIT = 0xFFFFE000, 0x1000  # of a float32: the bits that TF32 has, and half of the last one
+TF32_BITS, HALF_OF_LAST_BIT = -0x2000, 0x1000  # of a float32, as int32: those that TF32 has, and half of the last one
 SHIFT = 128  # subtracted from uint8, since tensor cores multiply int8
 
 
@@ -67,8 +67,8 @@ def split_into_halves(array: Array) -> Array:
 
 def _rounded_to_tf32(array: Array) -> Array:
     """The nearest float32 numbers with 10 bits of mantissa; what is not finite, or would become infinite, is kept."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(_HALF_OF_LAST_BIT)) & np.uint32(_TF32_BITS)).view(np.float32)
+    bits = np.ascontiguousarray(array, np.float32).view(np.int32)
+    rounded = ((bits + np.int32(HALF_OF_LAST_BIT)) & np.int32(TF32_BITS)).view(np.float32)
     return np.where(np.isfinite(array) & np.isfinite(rounded), rounded, array)
 
 

@@ -8,7 +8,6 @@ from math import ceil
 
 from lathe.core.ir.dim import evaluate
 from lathe.core.ir.types import Dim, DType
-from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import BATCH
 from lathe.core.kernels.target import GpuTarget
 
@@ -133,7 +132,7 @@ def _microseconds(
     convolutions on an H100, with a mean error of 18 % (docs/measurements/gpu.md): the tile of least estimated time took
     2 to 4 % longer than the fastest of those measured. If the sizes are `fixed`, the depth may be split among programs.
     """
-    count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
+    count = -(-rows // tile.rows) * -(-columns // tile.columns) * batch
     parts = _parts(target, tile, count, depth) if fixed else 1
     steps = -(-depth // tile.depth) / parts
     loaded = tile.loaded(element, halves)

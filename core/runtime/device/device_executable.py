@@ -40,7 +40,7 @@ from lathe.core.runtime.device.device_states import DeviceStates
 from lathe.core.runtime.device.device_timing import mean_nanoseconds
 from lathe.core.runtime.device.upload import Uploader
 from lathe.core.runtime.host.device_tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
-from lathe.core.runtime.host.host_copies import copy_in_pieces, copy_pool, part_of, pieces_of
+from lathe.core.runtime.host.host_copies import copy_in_pieces, copy_piece, pieces_of
 from lathe.core.runtime.host.plan_memory import (
     SLOTS,
     DeviceBlock,
@@ -231,27 +231,20 @@ class DeviceExecutable:
         across = {at: given for at, given in enumerate(inputs) if type(given) is Resident}
         every = fetched is self._every_output or all(at in fetched for at in self._every_output)
         layout.flags[...] = Status.OK
-        if every and not across and times is None:
-            if layout.is_large:
-                return self._run_in_pieces(slot, layout, n, inputs)
-            self._stage(layout, inputs)
+        whole = every and not across and times is None
+        if whole and layout.is_large:
+            return self._run_in_pieces(slot, layout, n, inputs)
+        self._stage(layout, inputs)
+        if times is not None:
+            self._run_timed(slot, run_copies(layout, across, fetched), layout, n, times)
+        else:
             with self._order:
                 self._fit_arena(layout.arena)
-                if self._is_alone:
+                if whole and self._is_alone:
                     self._submit_whole(slot, layout, n)
                 else:
-                    self._submit_in_streams(slot, run_copies(layout, {}, fetched), n)
+                    self._submit_in_streams(slot, run_copies(layout, across, fetched), n)
             slot.done.synchronize()
-            self._check_flags(layout.flags)
-            return [array.copy() for array in layout.outputs]
-        self._stage(layout, inputs)
-        if times is None:
-            with self._order:
-                self._fit_arena(layout.arena)
-                self._submit_in_streams(slot, run_copies(layout, across, fetched), n)
-            slot.done.synchronize()
-        else:
-            self._run_timed(slot, run_copies(layout, across, fetched), layout, n, times)
         self._check_flags(layout.flags)
         return [array.copy() if at in fetched else None for at, array in enumerate(layout.outputs)]
 
@@ -553,8 +546,7 @@ def _copied_in_pieces(
     try:
         for (at, begin, end), event in zip(pieces, events, strict=True):
             event.synchronize()
-            to, out_of = (part_of(array, begin, end) for array in (results[at], arrays[at]))
-            copies.append(copy_pool().submit(np.copyto, to, out_of))
+            copies.append(copy_piece(results[at], arrays[at], begin, end))
     finally:
         wait(copies)
     return results

@@ -7,8 +7,8 @@ One thread copies about 10 GB/s, a fraction of what PCI Express carries, and new
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
@@ -31,13 +31,13 @@ def pieces_of(nbytes: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, nbytes)) for begin in range(0, nbytes, size)] if nbytes else []
 
 
-def copy_in_pieces(target: NDArray[Any], source: NDArray[Any]) -> Iterator[tuple[int, int]]:
+def copy_in_pieces(target: NDArray[Any], source: NDArray[Any]) -> Generator[tuple[int, int], None, None]:
     """Copy a contiguous array to another one of equal size; yield the (begin, end) of each piece when it is copied.
 
     The pieces come in order. All copies have ended when the iteration does, also if the caller stops early.
     """
     pieces = pieces_of(target.nbytes)
-    copies = [copy_pool().submit(np.copyto, part_of(target, *piece), part_of(source, *piece)) for piece in pieces]
+    copies = [copy_piece(target, source, *piece) for piece in pieces]
     try:
         for piece, each in zip(pieces, copies, strict=True):
             each.result()
@@ -46,10 +46,10 @@ def copy_in_pieces(target: NDArray[Any], source: NDArray[Any]) -> Iterator[tuple
         wait(copies)
 
 
-def part_of(array: NDArray[Any], begin: int, end: int) -> NDArray[np.uint8]:
-    """The bytes from `begin` to `end` of a contiguous array, as a view."""
-    part: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)[begin:end]
-    return part
+def copy_piece(target: NDArray[Any], source: NDArray[Any], begin: int, end: int) -> Future[None]:
+    """Start to copy the bytes from `begin` to `end` of a contiguous array to another one."""
+    to, out_of = (array.reshape(-1).view(np.uint8)[begin:end] for array in (target, source))
+    return copy_pool().submit(np.copyto, to, out_of)
 
 
 @cache
@@ -58,4 +58,5 @@ def copy_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(available_cpus(), _MOST_THREADS), "lathe-copy")
 
 
-os.register_at_fork(after_in_child=copy_pool.cache_clear)  # a child process has none of the threads
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=copy_pool.cache_clear)  # a child process has none of the threads

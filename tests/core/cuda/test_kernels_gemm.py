@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lathe.core.ir.types import DType
+from lathe.core.kernels.gemm.cuda_spec import GemmSpec
 from lathe.core.kernels.shared.cuda_product import SPLIT, split_into_halves
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
@@ -180,7 +181,7 @@ def test_float32_weights_are_split_in_halves_for_hopper(depth: int, columns: int
 
     keywords: dict[str, Any] = {"arch": 90, **({"perm_b": perm} if perm else {})}
     kernel = sweep("FusedMatMul", f"float32[n,3,{depth}]", weight, rtol=1e-5, **keywords)
-    assert kernel.call.spec.precision == SPLIT  # type: ignore[attr-defined]
+    assert isinstance(kernel.call.spec, GemmSpec) and kernel.call.spec.precision == SPLIT
     sweep("FusedMatMul", f"float32[n,3,{depth}]", weight, sample=with_infinities, batches=(2,), rtol=1e-5, **keywords)
 
 

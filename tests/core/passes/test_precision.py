@@ -195,7 +195,7 @@ def test_unknown_precisions_are_refused() -> None:
 
 
 def test_graph_inputs_are_converted_before_nodes_that_only_move_elements() -> None:
-    """On GPUs: the transposed image is narrow, because a product reads it. What no product reads stays float32."""
+    """On GPUs the pass narrows the transposed input that a product reads; it keeps the other one in float32."""
     b = Builder(Graph("net"))
     x = b.input("x", TensorType(F32, (symbol("n"), 6, 8)))
     moved, other = b("Transpose", x, perm=(0, 2, 1)), b("Transpose", b("Reshape", x, allowzero=1, shape=(-1, 8, 6)))

@@ -20,7 +20,7 @@ from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.batch_last import BatchLast
 from lathe.core.passes.layout.channels_last import ChannelsLast
-from lathe.core.passes.layout.pad_channels import PadChannels
+from lathe.core.passes.layout.pack_images import PackImages
 from lathe.core.passes.lowering.classic_ml import ExpandClassicML
 from lathe.core.passes.lowering.coded_text import EncodeText
 from lathe.core.passes.lowering.control_flow import MAPS, WITH_BODIES, OptimizeBodies
@@ -134,7 +134,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
         *pools,
         *chains,
     ]
-    precision: list[Pass] = [] if options.host else [PadChannels()]
+    precision: list[Pass] = [] if options.host else [PackImages()]
     precision += [ConvertToNarrow(dtype, not options.host) for dtype in NARROW if str(dtype) == options.precision]
     precision += [] if options.host else [MergeProducts()]
     bodies: list[Pass] = [

@@ -31,6 +31,7 @@ SIZE, LATENCY, OUTPUT_ERROR = "size_ratio", "latency_ratio", "output_error"
 ACCURACY, ACCURACY_DROP = "accuracy", "accuracy_drop"
 RMSE, RMSE_RATIO = "rmse", "rmse_ratio"
 _OF_CLASSES = (ACCURACY, ACCURACY_DROP, "precision", "recall", "f1", "log_loss", "top5", "auc")
+_AGAINST_SOURCE = (SIZE, LATENCY, OUTPUT_ERROR, ACCURACY_DROP, RMSE_RATIO)
 _OF_NUMBERS = (RMSE, RMSE_RATIO, "mae", "r2")
 
 
@@ -78,6 +79,11 @@ class CompressionData:
             return (SIZE, LATENCY)
         names = (_OF_CLASSES if self.examples.classes else _OF_NUMBERS) if self.examples.has_target else ()
         return (*names, OUTPUT_ERROR, SIZE, LATENCY)
+
+    @property
+    def comparable_metrics(self) -> tuple[str, ...]:
+        """The metrics that an evaluation of any version can measure on the test rows."""
+        return tuple(name for name in self.metrics if name not in _AGAINST_SOURCE)
 
 
 def select_data(recipe: Compression, dataset: Dataset, parent: Parent) -> CompressionData:

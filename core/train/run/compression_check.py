@@ -2,8 +2,9 @@
 
     python -m lathe.core.train.run.compression_check check RECIPE.json DATASET MODEL.onnx
 
-Prints one line of JSON: {"metrics": [...]}, the names of the metrics that the compression can measure. Exit status 0;
-2 with {"error": ...} if they do not fit together.
+Prints one line of JSON. {"metrics": [...], "comparable": [...]} names the metrics that the compression can measure, and
+those among them that an evaluation of any version can measure on the same rows. Exit status 0; 2 with {"error": ...} if
+they do not fit together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LatheError as error:
         print(json.dumps({"error": str(error)}))
         return ExitStatus.INPUT_REFUSED
-    print(json.dumps({"metrics": found.data.metrics}))
+    print(json.dumps({"metrics": found.data.metrics, "comparable": found.data.comparable_metrics}))
     return 0
 
 

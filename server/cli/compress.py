@@ -25,6 +25,16 @@ _FIELDS = {  # of the request -> the options that set them
 }
 
 
+def _print_keys(keys: bool) -> None:
+    """Print the keys of a recipe and exit, if the option is given."""
+    if keys:
+        from lathe.core.train.recipe.compression import Compression
+        from lathe.server.cli.recipe_keys import print_recipe_keys
+
+        print_recipe_keys(Compression)
+        raise typer.Exit
+
+
 @with_connection
 def compress(
     server: Connection,
@@ -62,7 +72,7 @@ def compress(
         Path | None,
         typer.Option(
             help="Read method, calibration rows, columns and split from this TOML or JSON file, in place of the "
-            "options of methods.",
+            "options of methods; --keys lists what the file may contain.",
             exists=True,
             dir_okay=False,
         ),
@@ -95,6 +105,9 @@ def compress(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Follow the job to its end. Ctrl-C ends this view, not the job.")
     ] = True,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Print all keys of a recipe.", callback=_print_keys, is_eager=True)
+    ] = False,
 ) -> None:
     """Make a smaller or faster version of a served model, on the server.
 

@@ -33,7 +33,11 @@ from tests.server.server_thread import until
 PROJECT = Path(__file__).parents[3]
 DIGITS = load_digits()
 STATIC = {"method": {"kind": "static"}}
-PASSED = {"max": {"accuracy_drop": 0.01, "size_ratio": 0.5, "output_error": 0.1, "latency_ratio": 100.0}}
+PASSED = {
+    "min": {"accuracy": 0.95},
+    "max": {"accuracy_drop": 0.01, "size_ratio": 0.5, "output_error": 0.1, "latency_ratio": 100.0},
+    "not_worse_than_live": {"metric": "accuracy", "by": 0.01},
+}
 OUT_OF_REACH = {"max": {"size_ratio": 0.01}}
 
 

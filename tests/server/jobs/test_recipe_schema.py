@@ -44,6 +44,9 @@ def test_every_kind_is_described(described: jsonschema_rs.Validator) -> None:
         {**TRAIN, "kind": "sweep", "recipe": {"recipe": RECIPE, "space": {}}},
         {**TRAIN, "kind": "evaluate", "recipe": {"rows": "none"}, "model": {"name": "m"}},
         {**TRAIN, "kind": "finetune", "recipe": {**RECIPE, "model": {"parent": True}}},  # `model` is missing
+        {**TRAIN, "kind": "compress", "model": {"name": "m"}},
+        {**TRAIN, "kind": "compress", "model": {"name": "m"}, "recipe": {"method": {"kind": "mixed"}}},
+        {**TRAIN, "kind": "compress", "recipe": {"method": {"kind": "static"}}},  # `model` is missing
         {**TRAIN, "kind": "dance"},
     ],
 )

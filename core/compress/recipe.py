@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -57,7 +57,7 @@ class CompressionMethod(Section):
         """
 
     def compress(self, graph: Graph, batches: Iterable[Feeds], threads: int | None = None) -> Compressed:
-        """Compress a copy of `graph`. `batches` are representative inputs, by name; they may be iterated repeatedly.
+        """Compress a copy of `graph`. `batches` are representative inputs, by name, and are iterated once.
 
         Errors as in `check`; DataError and FeedError for batches that are missing or do not fit.
         """
@@ -122,12 +122,21 @@ class Static(_Integers):
     )
 
     def compress(self, graph: Graph, batches: Iterable[Feeds], threads: int | None = None) -> Compressed:
-        calibrated = calibrate(graph, batches, self.options, threads)
+        first: list[Feeds] = []
+        calibrated = calibrate(graph, _keeping_first(batches, first), self.options, threads)
         small = calibrated.quantized(calibrated.layers)
         if not self.sensitivity:
             return Compressed(small)
-        measured = measure_layers(calibrated, next(iter(batches)), threads)
+        measured = measure_layers(calibrated, first[0], threads)
         return Compressed(small, [replace(layer, is_quantized=True) for layer in measured])
+
+
+def _keeping_first(batches: Iterable[Feeds], first: list[Feeds]) -> Iterator[Feeds]:
+    """Yield the batches, and put the first one into the empty list `first`: they may not be iterable again."""
+    for batch in batches:
+        if not first:
+            first.append(batch)
+        yield batch
 
 
 class Mixed(_Integers):

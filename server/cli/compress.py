@@ -137,6 +137,11 @@ def compress(
         "model": {"name": name, "version": version or "live"},
         "publish": {"model": publish or name, "promote": promote, **bounds.field()},
     }
+    if data is not None and "format" not in document.get("data", {}):
+        from lathe.core.train.data.formats import check_format
+
+        with model_errors():
+            check_format(data)
     with server.client(name, _FIELDS | {"recipe": str(recipe) if recipe else "method"}) as client:
         source = dataset or ""
         if data is not None:

@@ -72,7 +72,7 @@ def test_every_kind_has_a_table_of_its_own_name() -> None:
 def test_a_static_method_measures_sensitivities_if_it_is_told_to() -> None:
     graph = lathe.load(WIDE)
     batches = [{"x": DATA["x"][:32]}, {"x": DATA["x"][32:]}]
-    plain, measured = (Static(sensitivity=flag).compress(graph, batches, 1) for flag in (False, True))
+    plain, measured = (Static(sensitivity=flag).compress(graph, iter(batches), 1) for flag in (False, True))
     assert lathe.export(plain.graph) == lathe.export(measured.graph)
     assert not plain.choices and len(measured.choices) == 2
     assert all(0 < layer.error < 0.05 and layer.exact_ns > 0 and layer.is_quantized for layer in measured.choices)

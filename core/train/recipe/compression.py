@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 
 import numpy as np
 from pydantic import Field
@@ -12,6 +13,7 @@ from pydantic import Field
 from lathe.core.compress.recipe import Method
 from lathe.core.errors import DataError
 from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType
 from lathe.core.section import Section
 from lathe.core.train.data import Dataset, Examples, Rows, default_target, select_inputs
 from lathe.core.train.data.philox import RowRandoms
@@ -25,6 +27,8 @@ from lathe.core.train.recipe.data_selection import (
 from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import Data, Names, parse_section
 
+_MOST_ROWS = 32  # per run by default: larger batches are hardly faster
+_MOST_BYTES = 512 << 20  # of intermediate values in a run by default; the calibration reads most of them after the run
 _CALIBRATION_STREAM = 0xCA11B  # the stream of random numbers that chooses the calibration rows
 
 SIZE, LATENCY, OUTPUT_ERROR = "size_ratio", "latency_ratio", "output_error"
@@ -45,8 +49,12 @@ class Compression(Section):
         "of the test part. By default the inputs are the columns with the names of the model's inputs.",
     )
     rows: int = Field(default=512, ge=1, le=1 << 20, description="Most rows of the calibration.")
-    batch: int = Field(
-        default=32, ge=1, le=1 << 16, description="Rows per run, for models that take any number of rows."
+    batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 16,
+        description="Rows per run, for models that take any number of rows. By default 32, or as many as keep the "
+        "intermediate values of a run below 512 MiB.",
     )
     timed_rows: int = Field(
         default=1, ge=1, le=1 << 12, description="Rows per timed run, for models that take any number of rows."
@@ -88,6 +96,7 @@ class CompressionData:
 
 def select_data(recipe: Compression, dataset: Dataset, parent: Parent) -> CompressionData:
     """Choose columns and rows. DataError if columns, types or shapes do not fit the model, or no row is left."""
+    _check_inputs(parent.model)
     data = _with_columns(recipe.data, dataset, parent.model)
     if data.target is None:
         examples = _without_target(data, dataset, parent.model)
@@ -103,7 +112,8 @@ def select_data(recipe: Compression, dataset: Dataset, parent: Parent) -> Compre
         raise DataError(
             f"expected at least the {step} rows of a run of the model for the calibration", file=dataset.name
         )
-    return CompressionData(examples, data, calibration, test, fixed or recipe.batch, fixed or recipe.timed_rows)
+    batch = fixed or recipe.batch or _rows_per_run(parent.model)
+    return CompressionData(examples, data, calibration, test, batch, fixed or recipe.timed_rows)
 
 
 def _with_columns(data: Data, dataset: Dataset, model: Graph) -> Data:
@@ -143,3 +153,18 @@ def _fixed_rows(model: Graph) -> int | None:
     if len(sizes) > 1:
         raise DataError(f"the model's inputs take different numbers of rows: {', '.join(map(str, sorted(sizes)))}")
     return next(iter(sizes), None)
+
+
+def _rows_per_run(model: Graph) -> int:
+    """The default number of rows per run; symbolic dimensions, other than that of the rows, count as 1."""
+    types = [value.type for node in model.nodes for value in node.outputs]
+    known = [each for each in types if isinstance(each, TensorType) and each.shape is not None]
+    sizes = (prod(size for size in each.dims if isinstance(size, int)) * each.dtype.itemsize for each in known)
+    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(sum(sizes), 1)))
+
+
+def _check_inputs(model: Graph) -> None:
+    """DataError for an input that has no rows: no tensor, or one of rank 0 or of unknown rank."""
+    for value in model.inputs:
+        if not isinstance(value.type, TensorType) or not value.type.shape:
+            raise DataError(f"input '{value.name}' of the model is {value.type}, expected a tensor with rows")

@@ -125,6 +125,25 @@ def test_a_model_that_always_takes_four_rows_gets_whole_runs(tmp_path: Path) -> 
     assert record["rows"] == {"calibration": 44, "test": 12, "timed": 4}  # of 46 and 12 rows
 
 
+def test_a_model_of_large_intermediate_values_gets_fewer_rows_per_run() -> None:
+    wide = model("float[n,8] x => float[n,8000000] y", "y = Tile(x, times)", "int64[2] times = {1, 1000000}")
+    dataset = from_arrays({"x": np.zeros((100, 8), F)})
+    for content, given, expected in (
+        (perceptron(), {}, 32),
+        (perceptron(), {"batch": 50}, 50),
+        (wide, {}, (512 << 20) // (4 * 8_000_000)),
+        (wide, {"batch": 50}, 50),
+    ):
+        found = select_data(from_json(json.dumps({**STATIC, **given})), dataset, Parent(load(content)))
+        assert found.batch == expected
+
+
+def test_an_input_without_rows_is_refused() -> None:
+    scalar = model("float x => float y", "y = Add(x, one)", "float one = {1}")
+    with pytest.raises(DataError, match=r"input 'x' of the model is float32\[\], expected a tensor with rows"):
+        select_data(from_json(json.dumps(STATIC)), from_arrays({"x": np.zeros((9, 8), F)}), Parent(load(scalar)))
+
+
 def test_without_held_out_rows_only_size_and_latency_are_measured(tmp_path: Path) -> None:
     x = RNG.standard_normal((20, 8)).astype(F)
     record = compressed(tmp_path, perceptron(), {**STATIC, "data": {"held_out": 0.0}}, x=x, y=np.arange(20) % 3)

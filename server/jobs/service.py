@@ -146,11 +146,13 @@ class JobService:
         await self._check_storage()
         async with self._datasets.hold(request.dataset) as data:
             pin, name = await self._pin(request), await self._datasets.name_of(request.dataset)
-            await self._check_inputs(caller, request, pin, data.path)
+            await self._check_inputs(request, pin, data.path)
             order = self._order(caller, request, DatasetPin(name, data.digest), pin)
             order = replace(order, key=key, fingerprint=fingerprint)
             job = Job(order, queued=order.submitted)
-            stored = await self.register.add(job, (lambda folder: self._link(pin, folder)) if pin else None)
+            stored = await self.register.add(
+                job, (lambda folder: self._link(pin, folder)) if pin else None, lambda: self._check_unfinished(caller)
+            )
         self._dispatcher.wake()
         return _check_fingerprint(stored, fingerprint), stored.id != job.id
 
@@ -205,11 +207,8 @@ class JobService:
         if unfinished >= self._quotas.per_owner:
             raise QuotaExceeded(f"{unfinished} of your jobs have not ended yet, which is the limit", retry_after=60.0)
 
-    async def _check_inputs(self, caller: Caller, request: JobRequest, pin: ModelPin | None, dataset: Path) -> None:
-        """Check the inputs of a kind that has a check for them, and that its gate names metrics that are measured.
-
-        That takes seconds, so the number of the caller's unfinished jobs is checked again.
-        """
+    async def _check_inputs(self, request: JobRequest, pin: ModelPin | None, dataset: Path) -> None:
+        """Check the inputs of a kind that has a check for them, and that its gate names metrics that are measured."""
         module = self._kinds.get(request.kind).input_check
         if module is None or pin is None:
             return
@@ -228,7 +227,6 @@ class JobService:
                 check_metrics(Gate.model_validate(request.publish.gate), measured.of_result, measured.of_version)
             except ValueError as error:
                 raise Unprocessable(f"publish.gate.{error}") from error
-        self._check_unfinished(caller)
 
     async def _check_storage(self) -> None:
         await self.tidy()

@@ -193,6 +193,7 @@ def test_every_method_runs_without_labels(http: httpx.Client, method: dict[str, 
     ("change", "status", "complaint"),
     [
         ({"dataset": "none"}, 404, "none"),
+        ({"dataset": None}, 400, "dataset: expected a text, got None"),
         ({"dataset": "narrow"}, 422, "rows of input 'image' are uint8[7,8], but the model takes float32[1,8,8]"),
         ({"dataset": "columns"}, 422, "inputs are ['left', 'right'], but the model takes ['image']"),
         ({"dataset": "many"}, 422, "has 11 classes, but the model's output float32[batch,10] has 10"),

@@ -6,7 +6,8 @@
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
 with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` converts products to int8,
-`quantize_weights` stores weights in few bits, `gradients` differentiates a graph, `register_op` adds a custom operator.
+`quantize_weights` stores weights in few bits, `compress` does either by a recipe, `gradients` differentiates a graph,
+`register_op` adds a custom operator.
 `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lathe.core.compiler.compile import compile, load_compiled
     from lathe.core.compiler.custom_operators import register_op
     from lathe.core.compress.quantize import quantize, quantize_weights
+    from lathe.core.compress.recipe import compress
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
     from lathe.core.ir.graph import Graph
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from lathe.core.runtime.session.session import Session
 
 __all__ = [
-    "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
-    "load", "load_compiled", "nn", "quantize", "quantize_weights", "register_op", "train",
+    "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "compress", "errors", "export", "gradients",
+    "interpret", "load", "load_compiled", "nn", "quantize", "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -48,6 +50,7 @@ _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lath
 _DEFINING_MODULES = {
     "compile": "lathe.core.compiler.compile",
     "load_compiled": "lathe.core.compiler.compile",
+    "compress": "lathe.core.compress.recipe",
     "export": "lathe.core.frontends.export",
     "gradients": "lathe.core.autodiff",
     "load": "lathe.core.frontends.onnx",

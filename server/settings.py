@@ -355,8 +355,8 @@ class Settings(BaseSettings):
     child_timeout: float = Field(
         600.0,
         gt=0,
-        description="Most CPU time of a child process that parses or compiles. Its wall-clock time may be ten times "
-        "that.",
+        description="Most CPU time of a child process that parses or compiles a model, or checks the inputs of a job. "
+        "Its wall-clock time may be ten times that.",
     )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest resident memory of such a child process.")
     child_processes: int = Field(

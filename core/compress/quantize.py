@@ -64,7 +64,7 @@ def quantize(
     has no array, arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do
     not fit the model.
     """
-    graph = _graph_of(model)
+    graph = graph_of(model)
     choices = StaticQuantization(
         calibration,
         percentile,
@@ -75,7 +75,7 @@ def quantize(
         corrects_bias,
         frozenset(skip),
     )
-    feeds = _feeds_of(graph, data, batch)
+    feeds = feeds_of(graph, data, batch)
     if budget is not None:
         return quantize_within(graph, list(feeds), budget, choices, threads)[0]
     return quantize_static(graph, feeds, choices, threads)
@@ -107,17 +107,19 @@ def quantize_weights(
     none, an input has no array, arrays have different numbers of rows, or the input of a product is not finite;
     FeedError if inputs do not fit the model.
     """
-    graph = _graph_of(model)
+    graph = graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
-    feeds = _feeds_of(graph, data, batch)
+    feeds = feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
 
 
-def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
+def graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
+    """The graph of a model: a graph, a path to an ONNX file, or its bytes. ModelError, OSError."""
     return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
 
 
-def _feeds_of(graph: Graph, data: Mapping[str, NDArray[Any]] | Iterable[Feeds], batch: int) -> Iterable[Feeds]:
+def feeds_of(graph: Graph, data: Mapping[str, NDArray[Any]] | Iterable[Feeds], batch: int) -> Iterable[Feeds]:
+    """The feeds of each run, from arrays by name of an input or from feeds; UnsupportedError for a `batch` below 1."""
     if batch < 1:
         raise UnsupportedError(f"batch: expected 1 row or more, got {batch}")
     return batches_of(graph, data, batch) if isinstance(data, Mapping) else data

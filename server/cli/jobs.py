@@ -166,7 +166,7 @@ class ServerTraining:
         if self.publish is not None:
             body["publish"] = {"model": self.publish, "promote": self.promote}
             if self.gate is not None:
-                body["publish"]["gate"] = _gate(self.gate)
+                body["publish"]["gate"] = read_gate(self.gate)
         if self.begin_with is not None:
             name, _, version = self.begin_with.partition(":")
             body["model"] = {"name": name, "version": version or "live"}
@@ -195,7 +195,8 @@ def train_on_server(server: Connection, recipe: Path, wanted: ServerTraining, cu
         watch_job(client, job.id, curves, server.url_option)
 
 
-def _gate(text: str) -> Any:
+def read_gate(text: str) -> Any:
+    """Return the JSON of the option --gate; other text ends the command."""
     try:
         return json.loads(text)
     except ValueError as error:

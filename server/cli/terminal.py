@@ -90,9 +90,11 @@ def local_time(time: str | float | None) -> str:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print a line for each fact, with its title before it."""
-    for title, text in facts:
-        console.print(f"  {title:<9} {text}", soft_wrap=True)
+    """Print a line for each fact, with its title before it; texts begin in the same column."""
+    lines = list(facts)
+    width = max((len(title) for title, _ in lines), default=0)
+    for title, text in lines:
+        console.print(f"  {title:<{max(width, 9)}} {text}", soft_wrap=True)
 
 
 @contextmanager

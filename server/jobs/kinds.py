@@ -27,6 +27,9 @@ class Kind:
     form: Callable[[], type[BaseModel]]  # the schema of its recipes, for the OpenAPI document
     needs_model: bool = False
     can_publish: bool = True
+    input_check: str | None = (
+        None  # run as: module check RECIPE DATASET MODEL, before a job is kept; see input_check.py
+    )
 
 
 def _check_training(recipe: Mapping[str, Any]) -> None:
@@ -50,6 +53,12 @@ def _check_evaluation(recipe: Mapping[str, Any]) -> None:
 
 def _check_sweep(recipe: Mapping[str, Any]) -> None:
     from lathe.core.train.recipe.sweep_space import from_json
+
+    _with_value_error(lambda: from_json(orjson.dumps(recipe)))
+
+
+def _check_compression(recipe: Mapping[str, Any]) -> None:
+    from lathe.core.train.recipe.compression import from_json
 
     _with_value_error(lambda: from_json(orjson.dumps(recipe)))
 
@@ -90,6 +99,12 @@ def _evaluation_schema() -> type[BaseModel]:
     return EvaluationRequest
 
 
+def _compression_schema() -> type[BaseModel]:
+    from lathe.core.train.recipe.compression import Compression
+
+    return Compression
+
+
 KINDS: dict[str, Kind] = {
     "train": Kind("lathe.core.train.run.training_process", _check_training, _recipe_schema),
     "finetune": Kind("lathe.core.train.run.training_process", _check_finetuning, _recipe_schema, needs_model=True),
@@ -100,6 +115,13 @@ KINDS: dict[str, Kind] = {
         _evaluation_schema,
         needs_model=True,
         can_publish=False,
+    ),
+    "compress": Kind(
+        "lathe.core.train.run.compression_process",
+        _check_compression,
+        _compression_schema,
+        needs_model=True,
+        input_check="lathe.core.train.run.compression_check",
     ),
 }
 

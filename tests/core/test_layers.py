@@ -22,7 +22,7 @@ LAYERS = Layers("lathe.core", [
     [
         "lathe.core.errors", "lathe.core.drawing.charts", "lathe.core.feeds", "lathe.core.validation_errors",
         "lathe.core.byte_sizes", "lathe.core.precisions", "lathe.core.exit_status", "lathe.core.files",
-        "lathe.core.parent_process", "lathe.core.toml_text",
+        "lathe.core.parent_process", "lathe.core.toml_text", "lathe.core.section",
     ],
     ["lathe.core.ir"],
     ["lathe.core.drawing.graphs"],

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from lathe.core.section import Section
 from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.recipe import ParentModel, Recipe, RecipeError, Seed
-from lathe.core.train.recipe.section import Section
 
 Values: TypeAlias = Mapping[str, Any]  # by the path of the field, such as optimizer.rate
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from lathe.server.app import Engine, assemble_with
-from lathe.server.backends.graph import GraphBackend
-from lathe.server.jobs.assembly import build_jobs, job_resources
-from lathe.server.repository.assembly import build_control_plane
-from lathe.server.repository.registry import Registry
-from lathe.server.serve import make_server
-from lathe.server.settings import Settings
-from tests.server.server_thread import in_a_thread, until
+from tests.server.jobs.real_server import real_server
+from tests.server.server_thread import until
 
 PROJECT = Path(__file__).parents[3]
 RECIPE = tomllib.loads((PROJECT / "docs" / "recipes" / "digits-lenet5.toml").read_text())
@@ -31,17 +23,9 @@ DIGITS = load_digits()
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server whose jobs run at low instead of idle priority, because tests keep the machine busy."""
-    root = tmp_path_factory.mktemp("served")
-    config = Settings(port=0, model_repo=root, drain_timeout=2, threads=2)
-    registry = Registry()
-    engine = Engine.build(config, registry)
-    control = build_control_plane(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)
-    jobs = partial(build_jobs, allowance=replace(job_resources(config), idle=False))
-    server = make_server(assemble_with(engine, control, make_jobs=jobs), config)
     with (
-        in_a_thread(server, patience=60) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        real_server(tmp_path_factory.mktemp("served")) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
 

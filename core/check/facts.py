@@ -211,10 +211,14 @@ def base_name(plan: Plan, base: int) -> str:
 
 
 class Sizes:
-    """The values of dimensions, shapes and addresses for one batch size, `n`."""
+    """The values of dimensions, shapes and addresses for one batch size, `n`.
 
-    def __init__(self, n: int) -> None:
+    `least_rows`: smaller batches have the addresses of a batch of this size (`Plan.least_rows`).
+    """
+
+    def __init__(self, n: int, least_rows: int = 1) -> None:
         self.n = n
+        self._least_rows = least_rows
         self._env = {"n": n}
         self._known: dict[Dim, int] = {}
 
@@ -243,5 +247,5 @@ class Sizes:
         return shape if min(shape, default=0) >= 0 else None
 
     def at(self, address: Address) -> int:
-        """The offset of an address from its base in bytes. An empty batch has the addresses of a batch of one."""
-        return address.offset.at(max(self.n, 1))
+        """The offset of an address from its base in bytes."""
+        return address.offset.at(max(self.n, self._least_rows))

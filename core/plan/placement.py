@@ -20,11 +20,11 @@ from lathe.core.kernels.target import GpuTarget, Target
 from lathe.core.plan.kernel_choice import choose_kernel, is_view, unplannable_reason
 from lathe.core.plan.min_cut import min_cut
 from lathe.core.plan.plan import estimated_affine
+from lathe.core.plan.transfers import COPY_BANDWIDTH
 
 HOST = "cpu"
 
 _COPY_SECONDS = 12e-6  # to start a copy and wait for it
-_COPY_BANDWIDTH = 20e9  # bytes per second between host and device
 _LAUNCH_SECONDS = 2e-6  # of one kernel in a CUDA graph
 _REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as long as a compiled kernel
 
@@ -92,11 +92,16 @@ class PlacementOptions:
     A view cannot be pinned elsewhere than to the device of its source. With `by_cost`, only nodes that are worth the
     copies leave the host. Otherwise the first device gets every node for which it has a kernel, until its memory is
     full; then the next device follows. `rows` is the batch size for which memory and cost are estimated.
+
+    Devices in `swaps` exchange values and weights with the host, so that the nodes there need not fit at the same time.
+    Such a device gets every node that is pinned to it, and the last device also the nodes for which no other one has
+    memory, if the operands of the node itself fit.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     by_cost: bool = False
     rows: int = 1
+    swaps: Set[str] = frozenset()
 
 
 def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOptions = PlacementOptions()) -> Placement:
@@ -108,13 +113,14 @@ def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOpti
     """
     problem = _Problem(graph, sites, wishes)
     worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
-    where = _with_views(problem, _assign_by_memory(problem, worth))
+    assigned = _assign_by_memory(problem, worth)
+    where = _with_views(problem, assigned)
     for node in graph.nodes:
         pinned = problem.pins.get(node.name, where[node])
         if where[node] != pinned:  # a view, as other nodes are placed by their pins
             reason = f"{node.op} is a view, which stays with its source on {where[node]}, got the device {pinned}"
             raise UnsupportedError(reason, where=f"node '{node.name}'")
-    return _partition(graph, where)
+    return _partition(graph, where, tuple(_lack_of_memory(problem, worth, assigned)))
 
 
 class _Problem:
@@ -170,18 +176,36 @@ def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
     full: set[str] = set()
     for node in problem.nodes:
         for site in problem.allowed(node) if node in worth else ():
-            if site.name in full:
+            used = usage[site.name]
+            swaps = _may_swap(problem, node, site)
+            if site.name in full and not swaps:
                 continue
-            if site.memory is None or usage[site.name].with_node(node) <= site.memory:
-                usage[site.name].add(node)
+            if site.memory is None or (used.alone(node) if swaps else used.with_node(node)) <= site.memory:
+                used.add(node)
                 where[node] = site.name
                 break
-            full.add(site.name)
+            if not swaps:
+                full.add(site.name)
         pinned = problem.pins.get(node.name, HOST)
         if where.setdefault(node, HOST) != pinned != HOST:
             limit = problem.sites[pinned].memory
             raise UnsupportedError(f"{pinned} has no room for it in {limit} bytes", where=f"node '{node.name}'")
     return where
+
+
+def _lack_of_memory(problem: _Problem, worth: Set[Node], where: Mapping[Node, str]) -> Iterator[str]:
+    """A note on the nodes that run on the host although a device has kernels for them, with the sizes of one."""
+    left = [node for node in problem.nodes if node in worth and where[node] == HOST and problem.allowed(node)]
+    if left:
+        needed = _MemoryEstimate(problem.graph, problem.wishes.rows).alone(left[0])
+        room = ", ".join(f"{site.name} has {site.memory} bytes" for site in problem.allowed(left[0]))
+        yield f"{len(left)} nodes are on {HOST} for lack of memory: {room}, {left[0].name} alone needs {needed}"
+
+
+def _may_swap(problem: _Problem, node: Node, site: DeviceSite) -> bool:
+    """Whether the device takes a node for which it has no memory beside its other nodes."""
+    is_wanted = node.name in problem.pins or site is problem.devices[-1]
+    return is_wanted and site.name in problem.wishes.swaps
 
 
 class _MemoryEstimate:
@@ -200,6 +224,10 @@ class _MemoryEstimate:
         weights = self._weights | self._new_weights(node)
         live = sum((self._live | self._operands(node)).values())
         return sum(weights.values()) + max(self._peak, live)
+
+    def alone(self, node: Node) -> int:
+        """The bytes that are needed while the node runs, if all others are elsewhere."""
+        return sum(self._operands(node).values()) + sum(self._new_weights(node).values())
 
     def add(self, node: Node) -> None:
         self._weights |= self._new_weights(node)
@@ -230,10 +258,10 @@ def _worth_copies(problem: _Problem) -> set[Node]:
         on_host = None if problem.pins.get(node.name) == device.name else _host_seconds(problem, node, host)
         never = 1e9  # seconds: a minimum cut never pays that
         seconds[node] = (never if on_device is None else on_device, never if on_host is None else on_host)
-    copies = {(a, b): _COPY_SECONDS + size / _COPY_BANDWIDTH for a, b, size in _edges(problem)}
+    copies = {(a, b): _COPY_SECONDS + size / COPY_BANDWIDTH for a, b, size in _edges(problem)}
     ports = {node: _port_bytes(problem, node) for node in problem.nodes}
     # A node on the device also pays for copies of the model's inputs and outputs, which are on the host.
-    ends = {node: (t + (_COPY_SECONDS + ports[node] / _COPY_BANDWIDTH if ports[node] else 0), h)
+    ends = {node: (t + (_COPY_SECONDS + ports[node] / COPY_BANDWIDTH if ports[node] else 0), h)
             for node, (t, h) in seconds.items()}  # fmt: skip
     return min_cut(ends, copies) | {node for node in problem.nodes if node.name in problem.pins}
 
@@ -303,7 +331,7 @@ def _with_views(problem: _Problem, where: dict[Node, str]) -> dict[Node, str]:
 # -- partition ----------------------------------------------------------------------------------------------------
 
 
-def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
+def _partition(graph: Graph, where: Mapping[Node, str], more: tuple[str, ...]) -> Placement:
     groups = list(device_groups(graph, where))
     maker = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
     owners = {state: _owner(state, graph, groups, maker) for state in graph.states}
@@ -316,7 +344,7 @@ def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
     rest = tuple(state for state, owner in owners.items() if owner is None)
     counts = {device: sum(device == other for other in where.values()) for device in dict.fromkeys(where.values())}
     notes = tuple(f"{count} nodes on {device}" for device, count in counts.items())
-    return Placement(parts, tuple(_crossings(parts)), rest, notes)
+    return Placement(parts, tuple(_crossings(parts)), rest, (*notes, *more))
 
 
 def device_groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:

@@ -15,6 +15,7 @@ from lathe.core.ir.build import Builder
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.kernels.cuda import Binary
+from lathe.core.plan.movables import MemoryLimit
 from lathe.core.plan.plan import weight_chunks
 from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.device import cuda_driver, devices
@@ -81,6 +82,37 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
         "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize",
     ]  # fmt: skip
     assert "graphs: captured for 2 with copies; 2 beside copies" in "\n".join(executable.explain(2))
+
+
+def test_transfers_have_streams_of_their_own_and_are_part_of_graphs() -> None:
+    graph = Graph("deep")
+    b = Builder(graph)
+    x = first = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16)))
+    for index in range(6):
+        x = b("MatMul", b("Exp", b("Neg", x)), b.constant(np.full((16, 16), 0.1 + index / 100, np.float32)))
+    graph.outputs = [b("Add", x, b("Tanh", first))]
+    driver = FakeDriver()
+    device = FakeGpu(driver)
+    free = make_plan(graph, device.target).plan
+    limit = MemoryLimit((free.weights + free.arena.at(4)) // 2, 4)
+    planned = make_plan(graph, device.target, limit=limit)
+    objects = {symbol: device.code(spec) for symbol, spec in planned.specs.items()}
+    executable = DeviceExecutable(planned.plan, device, objects, weight_chunks(planned), 4)
+    given = {n: np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32) for n in (1, 3, 0, 9)}
+
+    def assert_right(n: int) -> None:
+        want = lathe.interpret(graph, {"x": given[n]})[graph.outputs[0].name]
+        np.testing.assert_allclose(executable.run(n, [given[n]])[0], want, 1e-5, 1e-6)
+
+    for n in (1, 3, 0, 9, 3):
+        assert_right(n)
+    copies = [arguments for name, arguments in driver.calls if name == "cuMemcpyHtoDAsync"]
+    assert len({stream for *_, stream in copies}) == 3  # of the upload, of the steps, and of transfers into the arena
+    assert executable.settle(10)
+    alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
+    assert calls_of(driver, lambda: assert_right(3)) == alone
+    executable.close()
+    assert driver.alive == Counter()
 
 
 def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:

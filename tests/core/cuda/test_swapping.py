@@ -21,11 +21,11 @@ from lathe.core.kernels.target import GpuTarget
 from lathe.core.passes.pipeline import optimize
 from lathe.core.plan.liveness import Affine
 from lathe.core.plan.movables import MemoryLimit
-from lathe.core.plan.plan import Plan, PlannedGraph, weight_chunks
+from lathe.core.plan.plan import ARENA, Address, Plan, PlannedGraph, StepRange, weight_chunks
 from lathe.core.plan.planner import make_plan
 from lathe.core.plan.serialize import plan_from_json, plan_to_json
 from lathe.core.plan.swap_choice import MemoryTooSmall
-from lathe.core.plan.transfers import Rates, elapsed, forecast
+from lathe.core.plan.transfers import Rates, elapsed, forecast, transfers_at
 from lathe.core.runtime.artifact.memory_needs import memory_needs
 from lathe.core.runtime.device import devices, simulated
 from lathe.core.runtime.device.device_executable import DeviceExecutable
@@ -214,6 +214,21 @@ def test_a_faster_plan_is_preferred_if_copies_can_be_hidden() -> None:
     told = forecast(plan, ROWS, slow)
     assert told.copies_in > 0 and told.whole < 1.02 * told.steps
     assert any(each.begin < each.end for each in plan.transfers)
+
+
+def test_a_weight_is_copied_only_for_batches_whose_kernel_reads_it() -> None:
+    plan = limited(dense_layers(6, 64), 0.5).plan
+    into = plan.transfers[0]
+    step = plan.steps[into.end]
+    (place,) = (at for at, operand in enumerate(step.operands) if operand == Address(ARENA, into.arena))
+    others = tuple(at for at in range(len(step.operands)) if at != place)
+    every = tuple(range(len(step.operands)))
+    ranges = tuple(
+        StepRange(first, step.symbol, "", step.grid, operands) for first, operands in ((0, every), (3, others))
+    )
+    changed = replace(plan, steps=(*plan.steps[: into.end], replace(step, ranges=ranges), *plan.steps[into.end + 1 :]))
+    assert [into in transfers_at(changed, n) for n in (1, 2, 3, 9)] == [True, True, False, False]
+    assert transfers_at(plan, 9) == list(plan.transfers)
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lathe.core.errors import PlanError
@@ -86,6 +86,7 @@ def check_facts(facts: Facts) -> Facts:
         raise PlanError(f"node '{twice.name}' ({twice.op}) runs more than once")
     facts.runs = set(runs)
     _check_schedule(plan)
+    _check_edges(facts, _stages(facts, fallbacks))
     _check_ports(facts)
     return facts
 
@@ -175,6 +176,30 @@ def _check_schedule(plan: Plan) -> None:
             at = entry.last
     if at != len(plan.steps):
         raise PlanError(f"the schedule ends before step {at} of {len(plan.steps)}")
+
+
+def _stages(facts: Facts, fallbacks: Sequence[Node]) -> dict[Node, int]:
+    """The number of the stage in which each node runs: steps up to a barrier, or one fallback."""
+    found: dict[Node, int] = {}
+    stage, left = 0, list(fallbacks)
+    for entry in facts.plan.schedule:
+        if isinstance(entry, Segment):
+            for each in facts.steps[entry.first : entry.last]:
+                found[each.node] = stage
+                stage += each.step.has_barrier
+            stage += 1
+        else:
+            found[left.pop(0)] = stage
+            stage += 1
+    return found
+
+
+def _check_edges(facts: Facts, stages: Mapping[Node, int]) -> None:
+    """PlanError unless each node runs in a later stage than the nodes of its control edges."""
+    for node in facts.graph.nodes:
+        for before in (value.producer for value in node.after if value.producer is not None):
+            if before in stages and node in stages and stages[before] >= stages[node]:
+                raise PlanError(f"{node.op} '{node.name}' must run after {before.op} '{before.name}'")
 
 
 def _check_ports(facts: Facts) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lathe.core.plan.movables import MemoryLimit
-from lathe.core.plan.placement import HOST, Placement
+from lathe.core.plan.placement import Placement
 from lathe.core.plan.plan import PlannedGraph
 from lathe.core.plan.swap_choice import MemoryTooSmall
 from lathe.core.plan.transfers import Rates
@@ -36,7 +36,7 @@ class DeviceMemory:
 
     def __post_init__(self) -> None:
         self.goals |= self.limits
-        self.swaps |= {*self.devices[-1:], *self.pinned} - {HOST}
+        self.swaps |= {*self.devices[-1:], *(name for name in self.devices if name in self.pinned)}
 
     def plan(self, placement: Placement, plan_part: PlanPart) -> list[PlannedGraph] | None:
         """Plans of all parts within the limits; None if nodes must be placed again, with other goals.

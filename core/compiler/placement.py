@@ -11,6 +11,7 @@ from lathe.core.codegen.target import host
 from lathe.core.compiler.device_memory import DeviceMemory
 from lathe.core.compiler.options import Options
 from lathe.core.compiler.tuner import Choices, Prepare, Record, choices
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import Dim
 from lathe.core.ir.graph import Graph
 from lathe.core.kernels.cpu import object_for
@@ -22,7 +23,7 @@ from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.artifact.compiled import Compiled, Split
 from lathe.core.runtime.artifact.store import Store, open_store
 from lathe.core.runtime.device.device_trial import device_bench
-from lathe.core.runtime.device.devices import open_device
+from lathe.core.runtime.device.devices import canonical, open_device
 from lathe.core.runtime.host.machine import peaks
 from lathe.core.runtime.host.trial import Bench, host_bench
 from lathe.core.runtime.session.placed import Wiring
@@ -90,7 +91,8 @@ def _within_limits(
     swap with the host, or all nodes are placed again with a lower goal for the device, in the extreme case all on the
     host. UnsupportedError as for `split`.
     """
-    pinned = frozenset(device for _, device in options.pins)
+    _name_devices(graph)
+    pinned = frozenset(device for _, device in options.pins) | {node.device for node in graph.nodes}
     memory = DeviceMemory(options.devices, dict(options.limits), pinned, options.max_batch)
     while True:
         placement = placement_of(graph, options, memory.goals, memory.swaps)
@@ -105,6 +107,19 @@ def _within_limits(
         if planned is not None:
             noted = replace(placement, notes=(*placement.notes, *memory.notes))
             return noted, list(zip(planned, chosen, strict=True))
+
+
+def _name_devices(graph: Graph) -> None:
+    """Give the annotations of a graph the names that devices have here ("cuda" becomes "cuda:0").
+
+    UnsupportedError for a name that is no device.
+    """
+    for node in graph.nodes:
+        if node.device:
+            try:
+                node.device = canonical(node.device)
+            except UnsupportedError as error:
+                raise UnsupportedError(error.reason, where=f"node '{node.name}'") from None
 
 
 def placement_of(graph: Graph, options: Options, limits: Mapping[str, int], swaps: Set[str] = frozenset()) -> Placement:

@@ -74,7 +74,7 @@ class DeviceMemory:
                 pass
         except MemoryTooSmall as error:
             if name in self.pinned:
-                raise
+                raise MemoryTooSmall(f"does not fit on {name}: {error.reason}", error.least, error.where) from None
             self.swaps.discard(name)
             self.notes.append(f"no swapping on {name}: {error}")
             return name not in self.limits  # then the device itself refuses the model, with figures

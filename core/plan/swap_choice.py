@@ -43,10 +43,14 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class SwapChoice:
-    """The stays of each movable that leaves the arena, and the forecast seconds of a run."""
+    """The stays of each movable that leaves the arena, and the forecast seconds of a run.
+
+    `is_least`: no other choice needs less memory.
+    """
 
     stays: dict[Movable, list[Stay]]
     seconds: float
+    is_least: bool = False
 
     @property
     def streamed(self) -> list[Movable]:
@@ -63,6 +67,13 @@ def choose_swaps(problem: SwapProblem, room: int) -> SwapChoice:
     if not found:
         raise _too_small(problem, room)
     return min(found, key=lambda each: each.seconds)
+
+
+def move_all(problem: SwapProblem) -> SwapChoice:
+    """The choice that needs the least memory: nothing is in the arena between two uses, or while it is copied."""
+    stays = {each: list(_stays(each, set(_gaps(each)))) for each in (*problem.buffers, *problem.weights)}
+    moved = {each: times for each, times in stays.items() if each.is_weight or len(times) > 1}
+    return SwapChoice(moved, _seconds(problem, moved), is_least=True)
 
 
 def _too_small(problem: SwapProblem, room: int) -> MemoryTooSmall:
@@ -188,12 +199,7 @@ class _Gaps:
         self.loads = Loads.of(problem)
         for each in movables:
             self.loads.add(each.size, each.uses[0], each.uses[-1])
-        found = [
-            (owner, place)
-            for owner, each in enumerate(movables)
-            for place, (use, after) in enumerate(zip(each.uses, each.uses[1:], strict=False))
-            if after > use + 1
-        ]
+        found = [(owner, place) for owner, each in enumerate(movables) for place in _gaps(each)]
         self._owner = np.array([owner for owner, _ in found], np.int64)
         self._place = np.array([place for _, place in found], np.int64)
         self._first = np.array([movables[owner].uses[place] + 1 for owner, place in found], np.int64)
@@ -253,6 +259,11 @@ class _Gaps:
             for owner, each in enumerate(self._movables)
             if each.is_weight or owner in opened
         }
+
+
+def _gaps(movable: Movable) -> Iterator[int]:
+    """Yield the number of each use after which there is a time without a use, and then another use."""
+    return (place for place, (use, after) in enumerate(pairwise(movable.uses)) if after > use + 1)
 
 
 def _stays(movable: Movable, opened: set[int]) -> Iterator[Stay]:

@@ -17,7 +17,15 @@ from lathe.core.plan.liveness import ALIGNMENT, Affine, Buffer
 from lathe.core.plan.movables import MemoryLimit, Movable, SwapProblem, swap_problem
 from lathe.core.plan.plan import ARENA, WEIGHTS, Address, Plan, Step, Transfer, WeightItem
 from lathe.core.plan.storage import Place, Storage
-from lathe.core.plan.swap_choice import MemoryTooSmall, PlannedCopy, Stay, SwapChoice, choose_swaps, copies_of
+from lathe.core.plan.swap_choice import (
+    MemoryTooSmall,
+    PlannedCopy,
+    Stay,
+    SwapChoice,
+    choose_swaps,
+    copies_of,
+    move_all,
+)
 
 _MAX_TRIALS = 8
 _MARGIN = 0.99  # the next goal is the last one times limit / need, times this factor
@@ -78,23 +86,25 @@ def swap_within(
     """How to keep the weights and the arena of a plan within a limit; None if they are within it.
 
     `steps` and `plan` are those without a limit. The choice follows loads, which differ a little from arenas, so each
-    trial derives its goal from the arena of the trial before. MemoryTooSmall if the operands of one step do not fit, or
-    none of 8 trials fits.
+    trial derives its goal from the arena of the trial before. The last one moves all that can move, between the steps.
+    MemoryTooSmall if the operands of one step do not fit, or none of at most 8 trials fits.
     """
     if plan.weights + plan.arena.at(limit.rows) <= limit.nbytes:
         return None
     problem, goal, needs = swap_problem(storage, steps, plan, limit), limit.nbytes, list[int]()
+    choice = choose_swaps(problem, goal)
     while len(needs) < _MAX_TRIALS:
-        try:
-            made = _arranged(storage, problem, choose_swaps(problem, goal))
-        except MemoryTooSmall:
-            if not needs:
-                raise
-            break
+        made = _arranged(storage, problem, choice)
         needs.append(made.resident + made.arena.at(limit.rows))
         if needs[-1] <= limit.nbytes:
             return made, problem
+        if choice.is_least:
+            break
         goal = int(goal * min(limit.nbytes / needs[-1], 1) * _MARGIN)
+        try:
+            choice = choose_swaps(problem, goal if len(needs) < _MAX_TRIALS - 1 else 0)
+        except MemoryTooSmall:
+            choice = move_all(problem)
     raise MemoryTooSmall(
         f"{format_bytes(min(needs))} are needed even with swapping to the host, there is room for "
         f"{format_bytes(limit.nbytes)}",

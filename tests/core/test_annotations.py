@@ -162,6 +162,7 @@ def test_random_graphs_compute_the_same_with_annotations_and_edges(seed: int) ->
     given = feeds(graph, 3, 0)
     want = lathe.interpret(graph, given)
     annotated = {each.device for each in optimized(graph).nodes if not is_view(each)} - {""}
+    refused = []
     for options in ({}, {"threads": 1}, {"device": PAIR}):
         try:
             with lathe.compile(graph, max_batch=4, tune="off", **options) as session:  # type: ignore[arg-type]
@@ -170,7 +171,8 @@ def test_random_graphs_compute_the_same_with_annotations_and_edges(seed: int) ->
                 if options.get("device"):
                     assert annotated <= {share.device for share in session._shapes.cached_runners()[()].shares}
         except UnsupportedError as error:
-            assert "has no kernel for" in str(error)  # noqa: PT017  of a node that is annotated with a GPU
+            refused.append(str(error))
+    assert all("has no kernel for" in reason for reason in refused)  # of a node that is annotated with a GPU
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

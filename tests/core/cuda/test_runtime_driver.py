@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from lathe.core.runtime.device.cuda import CudaDevice
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.session.runner import StepTimes
 from tests.core.cuda.fake_driver import CUresult, FakeDriver, FakeGpu
+from tests.core.random_nets import Net, feeds
 
 
 def two_steps() -> Graph:
@@ -256,6 +258,44 @@ def test_values_go_from_gpu_to_gpu_unless_the_driver_refuses(monkeypatch: pytest
         assert (calls["cuMemcpyHtoDAsync"], calls["cuMemcpyDtoHAsync"]) == (1, 1) if peers else (0, 0)  # in graphs
         assert f" from cuda:0{', directly' * peers}: 64 B" in session.explain()
     assert driver.alive == Counter()
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("limit", [None, 30_000])
+def test_random_graphs_on_two_gpus_and_the_cpu_copy_what_explain_says(
+    monkeypatch: pytest.MonkeyPatch, peers: bool, limit: int | None
+) -> None:
+    """Nodes are annotated at random. Each value that the other GPU reads is one copy between them, or by the host."""
+    ran, refused = 0, []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph = Net(lambda below, rng=rng: int(rng.integers(below))).grow(steps=4 + seed % 10)  # type: ignore[misc]
+        for node in graph.nodes:
+            node.device = str(rng.choice(["", "cpu", "cuda:0", "cuda:1"]))
+        driver = FakeDriver(count=2, peers=peers, total=1 << 24)
+        for index in range(2):
+            monkeypatch.setitem(devices._devices, f"cuda:{index}", FakeGpu(driver, index=index))
+        names = ["cuda:0", "cuda:1"]
+        limits = None if limit is None else dict.fromkeys(names, limit)
+        try:
+            session = lathe.compile(graph, device=names, device_memory=limits, max_batch=4, tune="off")
+        except UnsupportedError as error:
+            refused.append(str(error))
+            continue
+        with session:
+            given = feeds(graph, 3, 0)
+            session.run(given)  # the tests repeat the first run of a session with other rows
+            driver.calls.clear()
+            for name, got in session.run(given).items():
+                np.testing.assert_allclose(got, lathe.interpret(graph, given)[name], 2e-4, 2e-4)
+            calls = Counter(name for name, _ in driver.calls)
+            lines = [line for line in session.explain(3).splitlines() if line.startswith("  receive ")]
+            between = [line for line in lines if re.search(r"from cuda:\d, directly", line)]
+            assert calls["cuMemcpyPeerAsync"] == len(between) and bool(between) <= peers
+            ran += bool(re.search("on cuda:0.*on cuda:1|on cuda:1.*on cuda:0", session.explain(3), re.DOTALL))
+        assert driver.alive == Counter()
+    assert ran >= 10
+    assert all(re.search("has no kernel for|has no room|does not fit on cuda", reason) for reason in refused)
 
 
 def test_peer_access_that_another_library_asked_for_is_as_good() -> None:

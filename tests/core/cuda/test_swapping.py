@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import lathe
+from lathe import nn
 from lathe.core.check.plans import check_plan
 from lathe.core.errors import PlanError, UnsupportedError
 from lathe.core.ir.build import Builder
@@ -31,6 +32,8 @@ from lathe.core.runtime.device import devices, simulated
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.device.simulated import Schedule, SimulatedDevice
 from lathe.core.runtime.host.plan_memory import memory_of_plan
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from loadtest import zoo
 from tests.core.check.cases import optimized
 from tests.core.random_nets import Net
@@ -418,3 +421,23 @@ def test_a_profile_of_a_model_that_swaps_times_every_step() -> None:
         profile = session.profile({"x": inputs(graph, ROWS)[0]}, runs=2)
         assert len(profile.nodes) == 8
         assert_agrees(session, graph, (4,))
+
+
+def test_a_training_step_swaps_if_its_device_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are bit for bit those of a device with room for all; values of the forward pass leave and come back."""
+
+    def train(nbytes: int) -> tuple[list[float], int]:
+        device = SimulatedDevice("simulated:0", nbytes=nbytes)
+        monkeypatch.setitem(devices._devices, "simulated:0", device)
+        with nn.seeded(3):
+            model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())))
+        graph = nn.trace(model, {"x": "float32[n,64]"})
+        learner = step(graph, losses.MeanSquaredError(), optimizers.SGD(0.1), device="simulated")
+        rng = np.random.default_rng(0)
+        batches = [rng.standard_normal((2, 32, 64)).astype(np.float32) for _ in range(4)]
+        found = [float(learner.run({"x": x, "target": target})["loss"]) for x, target in batches]
+        learner.close()
+        return found, device.outward.copies
+
+    (room, few), (tight, many) = train(1 << 30), train(190_000)
+    assert room == tight and many >= few + 4  # at least one value leaves in each run

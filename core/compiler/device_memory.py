@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lathe.core.ir.dim import evaluate
 from lathe.core.plan.movables import MemoryLimit
-from lathe.core.plan.placement import Placement
+from lathe.core.plan.placement import COPY_SECONDS, HOST, Placement
 from lathe.core.plan.plan import PlannedGraph
 from lathe.core.plan.swap_choice import MemoryTooSmall
-from lathe.core.plan.transfers import Rates
+from lathe.core.plan.transfers import COPY_BANDWIDTH, Rates, forecast
 from lathe.core.runtime.device.devices import open_device
+from lathe.core.runtime.host.machine import peaks as host_peaks
 from lathe.core.runtime.host.plan_memory import PlanMemory, memory_of_plan
 
 PlanPart = Callable[[int, MemoryLimit | None], PlannedGraph]  # by the number of a part
@@ -23,7 +25,8 @@ class DeviceMemory:
 
     `limits`: in bytes, as the caller gave them. Without one, all memory of the device is the limit. `goals` are what
     the placement of nodes may assume; a device without a goal gets all nodes that it has kernels for. A device that
-    `swaps` keeps the nodes that do not fit at the same time, instead of passing them on.
+    `swaps` keeps the nodes that do not fit at the same time, instead of passing them on; devices that nodes are pinned
+    to always do.
     """
 
     devices: Sequence[str]
@@ -36,7 +39,7 @@ class DeviceMemory:
 
     def __post_init__(self) -> None:
         self.goals |= self.limits
-        self.swaps |= {*self.devices[-1:], *(name for name in self.devices if name in self.pinned)}
+        self.swaps |= {name for name in self.devices if name in self.pinned}
 
     def plan(self, placement: Placement, plan_part: PlanPart) -> list[PlannedGraph] | None:
         """Plans of all parts within the limits; None if nodes must be placed again, with other goals.
@@ -94,6 +97,23 @@ class DeviceMemory:
                 budgets.raise_least(place, error)
                 return None
         return found
+
+
+def forecast_seconds(placement: Placement, planned: Sequence[PlannedGraph], rows: int, threads: int) -> float:
+    """The forecast seconds of a run of `rows`: of the parts, one after the other, and of the copies between them.
+
+    Nodes on their references count nothing: they are the same in all placements of a graph.
+    """
+    total = 0.0
+    for part, each in zip(placement.parts, planned, strict=True):
+        if part.device == HOST:
+            rates = [(step.flops.at(rows), step.bytes.at(rows)) for step in each.plan.steps]
+            total += sum(host_peaks().seconds(flops, nbytes, threads) for flops, nbytes in rates)
+        else:
+            peaks = open_device(part.device).peaks()
+            total += forecast(each.plan, rows, Rates(peaks.flops, peaks.bandwidth)).whole
+    sizes = (evaluate(crossing.nbytes, {"n": rows}) for crossing in placement.crossings)
+    return total + sum(COPY_SECONDS + nbytes / COPY_BANDWIDTH for nbytes in sizes)
 
 
 class _Budgets:

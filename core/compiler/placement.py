@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from lathe.core.codegen.target import host
-from lathe.core.compiler.device_memory import DeviceMemory
+from lathe.core.compiler.device_memory import DeviceMemory, forecast_seconds
 from lathe.core.compiler.options import Options
 from lathe.core.compiler.tuner import Choices, Prepare, Record, choices
 from lathe.core.errors import UnsupportedError
@@ -87,13 +87,35 @@ def _within_limits(
 ) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
     """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
 
-    The memory that a device needs is only known after planning its parts. If it exceeds the limit, values and weights
-    swap with the host, or all nodes are placed again with a lower goal for the device, in the extreme case all on the
-    host. UnsupportedError as for `split`.
+    If the placement is by cost and something swaps, the same without swapping is planned, too, and the faster of the
+    two by forecast is taken. UnsupportedError as for `split`.
     """
     _name_devices(graph)
+    placement, planned = _planned(graph, options, tuning, supposed, True)
+    if not options.by_cost or not any(each.plan.transfers for each, _ in planned):
+        return placement, planned
+    other, others = _planned(graph, options, tuning, supposed, False)
+    seconds = [
+        forecast_seconds(where, [each for each, _ in plans], options.max_batch, options.threads)
+        for where, plans in ((placement, planned), (other, others))
+    ]
+    note = f"forecast {seconds[0] * 1e6:.1f} us with swapping, {seconds[1] * 1e6:.1f} us with nodes on {HOST} instead"
+    chosen, plans = (placement, planned) if seconds[0] <= seconds[1] else (other, others)
+    return replace(chosen, notes=(*chosen.notes, note)), plans
+
+
+def _planned(
+    graph: Graph, options: Options, tuning: Tuning, supposed: tuple[Dim, ...], swaps: bool
+) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
+    """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
+
+    The memory that a device needs is only known after planning its parts. If it exceeds the limit, values and weights
+    swap with the host, or all nodes are placed again with a lower goal for the device, in the extreme case all on the
+    host. Without `swaps`, only devices that nodes are pinned to swap. UnsupportedError as for `split`.
+    """
     pinned = frozenset(device for _, device in options.pins) | {node.device for node in graph.nodes}
-    memory = DeviceMemory(options.devices, dict(options.limits), pinned, options.max_batch)
+    last = options.devices[-1:] if swaps else ()
+    memory = DeviceMemory(options.devices, dict(options.limits), pinned, options.max_batch, swaps={*last})
     while True:
         placement = placement_of(graph, options, memory.goals, memory.swaps)
         chosen = [tuning.choices(part) for part in placement.parts]

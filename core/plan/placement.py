@@ -24,7 +24,7 @@ from lathe.core.plan.transfers import COPY_BANDWIDTH
 
 HOST = "cpu"
 
-_COPY_SECONDS = 12e-6  # to start a copy and wait for it
+COPY_SECONDS = 12e-6  # to start a copy and wait for it
 _LAUNCH_SECONDS = 2e-6  # of one kernel in a CUDA graph
 _REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as long as a compiled kernel
 
@@ -271,10 +271,10 @@ def _worth_copies(problem: _Problem) -> set[Node]:
         on_host = None if problem.pin(node) == device.name else _host_seconds(problem, node, host)
         never = 1e9  # seconds: a minimum cut never pays that
         seconds[node] = (never if on_device is None else on_device, never if on_host is None else on_host)
-    copies = {(a, b): _COPY_SECONDS + size / COPY_BANDWIDTH for a, b, size in _edges(problem)}
+    copies = {(a, b): COPY_SECONDS + size / COPY_BANDWIDTH for a, b, size in _edges(problem)}
     ports = {node: _port_bytes(problem, node) for node in problem.nodes}
     # A node on the device also pays for copies of the model's inputs and outputs, which are on the host.
-    ends = {node: (t + (_COPY_SECONDS + ports[node] / COPY_BANDWIDTH if ports[node] else 0), h)
+    ends = {node: (t + (COPY_SECONDS + ports[node] / COPY_BANDWIDTH if ports[node] else 0), h)
             for node, (t, h) in seconds.items()}  # fmt: skip
     return min_cut(ends, copies) | {node for node in problem.nodes if problem.pin(node)}
 

@@ -102,7 +102,7 @@ class Forecast:
         return (
             f"swapping (n = {self.n}): {self.copies_in} copies in ({format_bytes(self.bytes_in)}), {self.copies_out} "
             f"copies out ({format_bytes(self.bytes_out)}) per run; at {self.bandwidth / 1e9:.0f} GB/s the steps take "
-            f"{self.whole * 1e6:.0f} us with them, {self.steps * 1e6:.0f} us without"
+            f"{self.whole * 1e6:.1f} us with them, {self.steps * 1e6:.1f} us without"
         )
 
 
@@ -115,3 +115,18 @@ def forecast(plan: Plan, n: int, rates: Rates) -> Forecast:
     inward, outward = ([each.nbytes.at(n) for each in moved if each.into is into] for into in (True, False))
     whole = elapsed(steps, spans, copies)
     return Forecast(n, len(inward), sum(inward), len(outward), sum(outward), whole, sum(steps), rates.copies)
+
+
+def swapping_lines(plan: Plan, n: int, rates: Rates) -> list[str]:
+    """For people: the forecast for a batch of `n`, and a line for each transfer; empty for a plan without transfers."""
+    if not plan.transfers:
+        return []
+    names = [*(step.label for step in plan.steps), "the end"]
+    return [str(forecast(plan, n, rates)), *(_line(each, names, n) for each in transfers_at(plan, n))]
+
+
+def _line(transfer: Transfer, names: Sequence[str], n: int) -> str:
+    begin, end = names[transfer.begin], names[transfer.end]
+    when = f"before {end}" if transfer.begin == transfer.end else f"from {begin} to {end}"
+    way = "in" if transfer.into else "out"
+    return f"  {way:3s} %{transfer.name}: {format_bytes(transfer.nbytes.at(n))}, {when}"

@@ -39,7 +39,7 @@ from lathe.core.errors import DeviceError, DeviceMemoryError, FeedError, Session
 from lathe.core.ir.dim import evaluate
 from lathe.core.kernels.call import Status
 from lathe.core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan
-from lathe.core.plan.transfers import Rates, boundaries, forecast, transfers_at
+from lathe.core.plan.transfers import Rates, boundaries, swapping_lines, transfers_at
 from lathe.core.runtime.device.device import Device, Event
 from lathe.core.runtime.device.device_states import DeviceStates
 from lathe.core.runtime.device.device_timing import mean_nanoseconds
@@ -521,7 +521,8 @@ class DeviceExecutable:
         return (DeviceShare(self.device.name, self.plan, 1, self.device.peaks),)
 
     def explain(self, n: int) -> list[str]:
-        lines = explain_plan(self.plan, n, self.device.peaks(), self.device.name)
+        peaks = self.device.peaks()
+        lines = explain_plan(self.plan, n, peaks, self.device.name)
         with self._order:
             made = list(self._graphs.made)
         known = [
@@ -529,9 +530,7 @@ class DeviceExecutable:
             for whole, what in ((True, "with copies"), (False, "beside copies"))
             if any(key.whole is whole for key in made)
         ]
-        if self.plan.transfers:
-            peaks = self.device.peaks()
-            lines.append(str(forecast(self.plan, n, Rates(peaks.flops, peaks.bandwidth))))
+        lines += swapping_lines(self.plan, n, Rates(peaks.flops, peaks.bandwidth))
         graphs = f"graphs: captured for {'; '.join(known) or 'no batch size yet'}"
         return [*lines, graphs, *([self._note] if self._note else [])]
 

@@ -14,6 +14,7 @@ import pytest
 import lathe
 from lathe import nn
 from lathe.core.check.plans import check_plan
+from lathe.core.compiler import device_memory, placement
 from lathe.core.errors import PlanError, UnsupportedError
 from lathe.core.ir.build import Builder
 from lathe.core.ir.graph import Graph, State, Value
@@ -31,6 +32,7 @@ from lathe.core.runtime.artifact.memory_needs import memory_needs
 from lathe.core.runtime.device import devices, simulated
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.device.simulated import Schedule, SimulatedDevice
+from lathe.core.runtime.host.machine import Peaks
 from lathe.core.runtime.host.plan_memory import memory_of_plan
 from lathe.core.train import step
 from lathe.core.train.training_step import losses, optimizers
@@ -201,12 +203,14 @@ def test_explain_tells_copies_and_time_beforehand() -> None:
         lines = session.explain(ROWS).splitlines()
     (line,) = (line for line in lines if "swapping (n = 4)" in line)
     told = re.search(
-        r"(\d+) copies in \(([\d.]+) KiB\), 0 copies out .* at 20 GB/s the steps take (\d+) us with them", line
+        r"(\d+) copies in \(([\d.]+) KiB\), 0 copies out .* at 20 GB/s the steps take ([\d.]+) us with them", line
     )
     assert told is not None
-    count, kibibytes, microseconds = int(told[1]), float(told[2]), int(told[3])
+    count, kibibytes, microseconds = int(told[1]), float(told[2]), float(told[3])
     assert kibibytes == 16 * count  # each copy is a matrix of 64 x 64
     assert microseconds >= kibibytes * 1024 / 20e9 * 1e6
+    moves = [line for line in lines if re.match(r"\s+in  %c(_\d)?: 16 KiB, (before|from) ", line)]
+    assert len(moves) == count
 
 
 def test_a_faster_plan_is_preferred_if_copies_can_be_hidden() -> None:
@@ -380,6 +384,33 @@ def test_what_cannot_fit_runs_on_the_processor_and_explain_says_why() -> None:
         lathe.compile(
             graph, device="simulated", device_memory=limits, max_batch=ROWS, placement={"layer1": "simulated"}
         )
+
+
+def test_placement_by_cost_takes_the_faster_of_swapping_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a fast CPU the copies of weights lose, against a slow one they win; the graph and the device stay."""
+    graph, limits = dense_layers(8, 256), {"simulated:0": 2_500_000}
+    monkeypatch.setattr(placement, "peaks", lambda: Peaks(1e8, 1e8))  # all nodes are worth copies of their inputs
+
+    def explained() -> str:
+        with lathe.compile(
+            graph, device="simulated", device_memory=limits, max_batch=256, placement="cost", threads=1, tune="off"
+        ) as session:
+            assert_agrees(session, graph, (4,))
+            return session.explain(256)
+
+    def told(text: str) -> tuple[float, float]:
+        found = re.search(r"forecast ([\d.]+) us with swapping, ([\d.]+) us with nodes on cpu instead", text)
+        assert found is not None
+        return float(found[1]), float(found[2])
+
+    monkeypatch.setattr(device_memory, "host_peaks", lambda: Peaks(1e13, 1e12))
+    text = explained()
+    swapping, without = told(text)
+    assert swapping > without and "swapping (" not in text and "parts on simulated:0, cpu" in text
+    monkeypatch.setattr(device_memory, "host_peaks", lambda: Peaks(1e9, 1e9))
+    text = explained()
+    swapping, without = told(text)
+    assert swapping < without and "swapping (" in text and "1 parts on simulated:0" in text
 
 
 def test_states_stay_right_when_their_model_swaps() -> None:

@@ -15,7 +15,7 @@ from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import Dim
 from lathe.core.ir.graph import Graph
 from lathe.core.kernels.cpu import object_for
-from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.kernels.target import GPU_PREFIX, GpuTarget, Target
 from lathe.core.plan.movables import MemoryLimit
 from lathe.core.plan.placement import HOST, DeviceSite, Part, Placement, PlacementOptions, place_nodes
 from lathe.core.plan.plan import PlannedGraph, weight_chunks
@@ -90,7 +90,7 @@ def _within_limits(
     If the placement is by cost and something swaps, the same without swapping is planned, too, and the faster of the
     two by forecast is taken. UnsupportedError as for `split`.
     """
-    _name_devices(graph)
+    _name_devices(graph, options.devices)
     placement, planned = _planned(graph, options, tuning, supposed, True)
     if not options.by_cost or not any(each.plan.transfers for each, _ in planned):
         return placement, planned
@@ -131,17 +131,20 @@ def _planned(
             return noted, list(zip(planned, chosen, strict=True))
 
 
-def _name_devices(graph: Graph) -> None:
+def _name_devices(graph: Graph, devices: Sequence[str]) -> None:
     """Give the annotations of a graph the names that devices have here ("cuda" becomes "cuda:0").
 
-    UnsupportedError for a name that is no device.
+    If kernels are compiled ahead for the description of a GPU, that one stands for all GPUs. UnsupportedError for a
+    name that is no device.
     """
+    absent = next((name for name in devices if name.startswith(GPU_PREFIX)), None)
     for node in graph.nodes:
         if node.device:
             try:
-                node.device = canonical(node.device)
+                name = canonical(node.device)
             except UnsupportedError as error:
                 raise UnsupportedError(error.reason, where=f"node '{node.name}'") from None
+            node.device = absent if absent is not None and name != HOST else name
 
 
 def placement_of(graph: Graph, options: Options, limits: Mapping[str, int], swaps: Set[str] = frozenset()) -> Placement:

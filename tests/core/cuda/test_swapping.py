@@ -107,7 +107,8 @@ def assert_swaps_right(
 ) -> Plan:
     """Plan and run a graph in a share of the memory that it needs, and count the copies of every run.
 
-    The results are bit for bit those without swapping, and those of the interpreter up to rounding. Repeated sizes run as captured graphs.
+    The results are bit for bit those without swapping, and those of the interpreter up to rounding. Repeated sizes run
+    as captured graphs.
     """
     free = make_plan(graph, GPU)
     limit = int(needs(free) * share)

@@ -29,7 +29,7 @@ def names_after(proto: onnx.NodeProto, where: str) -> list[str]:
         return []
     try:
         names = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ModelError(f"metadata '{_AFTER}': expected a JSON list of names of values, got {text!r}", where=where)

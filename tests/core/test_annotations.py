@@ -318,6 +318,7 @@ def test_metadata_of_nodes_is_read() -> None:
     [
         ("z", r"node 'neg' \(Neg\): metadata 'lathe.after': expected a JSON list of names of values, got 'z'"),
         ("[1]", "expected a JSON list"),
+        ("[" * 100_000, "expected a JSON list"),
         ('["nobody"]', "reads 'nobody', which nothing defines"),
         ('["y"]', "is part of a cycle"),
     ],

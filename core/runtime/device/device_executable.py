@@ -166,6 +166,7 @@ class DeviceExecutable:
             fewer = (2**k for k in range(rows.bit_length()))
             fitting = [few for few in fewer if memory_of_plan(self.plan, few, adopted).total <= free]
             hint = f"; batches of {fitting[-1]} would fit" if fitting else ""
+            hint += "; compiled with a smaller device_memory it swaps with the host"
             raise DeviceMemoryError(f"the model needs {room}, {self.device.name} has {free} free{hint}")
 
     def _allocate(self, rows: int) -> None:

@@ -413,15 +413,15 @@ def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value,
     """The graph of part `index`, a copy of `nodes` with new values of the same names.
 
     `home` has the index of the part that makes each value, and `states` are the states that this part owns. The outputs
-    of the result are those values of `nodes` that other parts read, that are outputs of `graph`, or that are next
-    values of states that the part does not own.
+    of the result are those values of `nodes` that other parts read or wait for, that are outputs of `graph`, or that are
+    next values of states that the part does not own.
     """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
     needed = [*reads, *(state.update for state in states)]
     constants = {value: graph.constants[value] for value in needed if value in graph.constants}
     inputs = [v for v in reads if home.get(v) != index and v not in constants and v not in own]
-    elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_reads(node)}
+    elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_needs(node)}
     external_outputs = {*graph.outputs, *(state.update for state in graph.states if state not in states)}
     outputs = [v for node in nodes for v in node.outputs if v in elsewhere or v in external_outputs]
     part = Graph(f"{graph.name}.{index}", inputs, outputs, list(nodes), constants, states).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -12,11 +13,16 @@ import lathe
 from lathe import nn
 from lathe.core.check.plans import check_plan
 from lathe.core.codegen.target import host
+from lathe.core.compiler.custom_operators import Elementwise, register_op
 from lathe.core.errors import ModelError, PlanError, UnsupportedError, VerifyError
+from lathe.core.ir.build import Builder
 from lathe.core.ir.graph import Graph, Node, topological
 from lathe.core.ir.text import parse_graph, print_graph
+from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.ir.verify import verify
+from lathe.core.kernels import choose
 from lathe.core.kernels.target import GpuTarget
+from lathe.core.ops.opdef import registry
 from lathe.core.passes.pipeline import optimize
 from lathe.core.plan.kernel_choice import is_view
 from lathe.core.plan.order import node_order
@@ -371,3 +377,72 @@ def test_modules_and_contexts_annotate_operators() -> None:
 def test_eager_runs_ignore_annotations() -> None:
     model, x = Two(), np.ones((2, 4), np.float32)
     assert model(x).numpy().shape == (2, 4)
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What nodes of the custom operator `Note` leave behind, in the order in which they run."""
+    for module, name in ((registry, "_REGISTRY"), (registry, "_REVISIONS"), (choose, "_CUSTOM_ROWS")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    left: list[str] = []
+
+    @register_op("com.notes")
+    class Note(Elementwise):
+        attrs: ClassVar[dict[str, object]] = {"text": ""}
+
+        def reference(self, c: Any, x: Any) -> Any:
+            left.append(c.attr("text"))
+            return x.copy()
+
+    return left
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "simulated"}, {"optimize": False}], ids=str)
+def test_effects_happen_in_the_order_of_edges(notes: list[str], options: dict[str, object]) -> None:
+    """Nothing reads what the first two nodes compute, and native code lies between them."""
+    text = [f'{{text = "{name}"}} "{name}"' for name in "pqr"]
+    graph = graph_of(
+        node("e", "Exp", "%x"),
+        f"%p : float32[n,4] = Note(%e) {text[0]}",
+        node("s", "Sin", "%x", "after %p"),
+        f"%q : float32[n,4] = Note(%s) {text[1]} after %p",
+        f"%r : float32[n,4] = Note(%x) {text[2]} after %q, %s",
+        node("y", "Neg", "%x", "after %r"),
+    )
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    with lathe.compile(graph, tune="off", **options) as session:  # type: ignore[arg-type]
+        session.run({"x": x})
+        notes.clear()
+        for _ in range(2):
+            assert np.array_equal(session.run({"x": x})["y"], -x)
+    assert notes == [*"pqr", *"pqr"]
+
+
+def test_edges_order_native_parts_and_references_of_dynamic_shape_code(notes: list[str]) -> None:
+    graph = Graph("dynamic")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), symbol("t"))))
+    values = [b("Exp", x, name="e")]
+    for name in "pqr":
+        for op in ("Note", "Tanh"):
+            value = b(op, x, name=f"{name}.{op}", **({"text": name} if op == "Note" else {}))  # type: ignore[arg-type]
+            assert value.producer is not None
+            value.producer.after = (values[-1],)
+            values.append(value)
+    graph.outputs = [values[-1], b("Unique", x, name="u")]
+    verify(graph)
+    with lathe.compile(graph, tune="off") as session:
+        for shape in ((2, 3), (3, 5)):
+            given = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+            session.run(given)
+            notes.clear()
+            want = lathe.interpret(graph, given)
+            assert notes == [*"pqr"]
+            notes.clear()
+            for name, got in session.run(given).items():
+                np.testing.assert_allclose(got, want[name], 1e-5)
+            assert notes == [*"pqr"]
+        assert "parts, and references between them" in session.explain()

@@ -413,8 +413,8 @@ def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value,
     """The graph of part `index`, a copy of `nodes` with new values of the same names.
 
     `home` has the index of the part that makes each value, and `states` are the states that this part owns. The outputs
-    of the result are those values of `nodes` that other parts read or wait for, that are outputs of `graph`, or that are
-    next values of states that the part does not own.
+    of the result are those values of `nodes` that other parts read or wait for, that are outputs of `graph`, or that
+    are next values of states that the part does not own.
     """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}

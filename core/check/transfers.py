@@ -69,7 +69,7 @@ class TransferCheck:
     def _begin(self, index: int) -> None:
         transfer = self._run.plan.transfers[index]
         low, high = self._arena_bytes(transfer)
-        if not 0 <= low <= high <= self._run.memory[ARENA].size:  # type: ignore[operator]
+        if low < 0 or high > self._run.plan.arena.at(self._run.plan.address_rows(self._run.n)):
             raise PlanError(f"{_name(transfer)} uses bytes {low} to {high} of the arena, for n = {self._run.n}")
         self._held[index] = self._source(transfer)
         if transfer.into and high > low:

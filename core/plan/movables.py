@@ -44,6 +44,14 @@ class Movable:
         return self.values[0].name if self.values else "table"
 
     @property
+    def key(self) -> Buffer | int:
+        """What identifies it in a plan without a limit: its buffer, or the offset of the item in the weight block."""
+        if self.item is not None:
+            return self.item.offset
+        assert self.buffer is not None
+        return self.buffer
+
+    @property
     def is_weight(self) -> bool:
         return self.item is not None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from lathe.core.byte_sizes import format_bytes
 from lathe.core.plan.arena import place
 from lathe.core.plan.liveness import ALIGNMENT, Affine, Buffer
-from lathe.core.plan.movables import MemoryLimit, Movable, SwapProblem, swap_problem
+from lathe.core.plan.movables import MemoryLimit, SwapProblem, swap_problem
 from lathe.core.plan.plan import ARENA, WEIGHTS, Address, Plan, Step, Transfer, WeightItem
 from lathe.core.plan.storage import Place, Storage
 from lathe.core.plan.swap_choice import (
@@ -72,9 +72,10 @@ class Swapping:
 
     def _transfer(self, problem: SwapProblem, copy: PlannedCopy, at: Affine, swap_base: int) -> Transfer:
         each = copy.movable
-        stay, buffer = self._stays[_key(each)][copy.stay]
-        new = self._moved[bisect_right(self._starts, each.item.offset) - 1] if each.item is not None else 0
-        host = Address(WEIGHTS, Affine(b=new)) if each.is_weight else Address(swap_base, at)
+        stay, buffer = self._stays[each.key][copy.stay]
+        host = Address(swap_base, at)
+        if each.item is not None:
+            host = Address(WEIGHTS, Affine(b=self._moved[bisect_right(self._starts, each.item.offset) - 1]))
         last = problem.steps_before[min(stay.end, problem.end)]
         begin, end = copy.span
         return Transfer(each.name, copy.into, begin, end, last, buffer.offset or Affine(), host, each.copied)
@@ -112,19 +113,14 @@ def swap_within(
     )
 
 
-def _key(movable: Movable) -> Buffer | int:
-    return movable.buffer if movable.buffer is not None else movable.item.offset  # type: ignore[union-attr]
-
-
 def _arranged(storage: Storage, problem: SwapProblem, choice: SwapChoice) -> Swapping:
     """Give every stay a buffer, place all buffers in the arena and in swap memory, and order the weight block."""
     stays = {
-        _key(each): [(stay, Buffer(each.size, stay.first, stay.last, list(each.values))) for stay in times]
+        each.key: [(stay, Buffer(each.size, stay.first, stay.last, list(each.values))) for stay in times]
         for each, times in choice.stays.items()
     }
-    kept = [_unmoved(each) for each in problem.buffers if _key(each) not in stays]
-    scratch = [*problem.scratch]
-    buffers = [*kept, *scratch, *(buffer for times in stays.values() for _, buffer in times)]
+    kept = [each.buffer for each in problem.buffers if each.buffer is not None and each.key not in stays]
+    buffers = [*kept, *problem.scratch, *(buffer for times in stays.values() for _, buffer in times)]
     arena = place(buffers)
     hosts = {
         each: Buffer(each.size, times[0].end, times[-1].begin)
@@ -138,12 +134,6 @@ def _arranged(storage: Storage, problem: SwapProblem, choice: SwapChoice) -> Swa
     ]
     items, resident, starts, moved = _ordered(storage.weights.items, {each.item for each in choice.streamed})
     return Swapping(arena, swap, items, resident, buffers, stays, starts, moved, copies)
-
-
-def _unmoved(movable: Movable) -> Buffer:
-    """The buffer of a movable that stays, which keeps its place."""
-    assert movable.buffer is not None
-    return movable.buffer
 
 
 def _ordered(

@@ -185,6 +185,52 @@ def least_of(graph: Graph, limit: int) -> int | None:
     return None
 
 
+def tangle(seed: int) -> Graph:
+    """A random graph of equally large values, with far reads, windows, and weights that several products share."""
+    choices, rng = random.Random(seed), np.random.default_rng(seed)
+    graph = Graph(f"tangle{seed}")
+    b = Builder(graph)
+    width = choices.choice((16, 32))
+    values = [b.input("x", TensorType(DType.FLOAT32, (N, width)))]
+    shape = (width, width)
+    weights = [b.constant((rng.standard_normal(shape) / width**0.5).astype(np.float32)) for _ in range(4)]
+
+    def any_value() -> Value:
+        return values[-1] if choices.random() < 0.5 else choices.choice(values)
+
+    for _ in range(choices.randrange(8, 40)):
+        kind = choices.randrange(5)
+        if kind == 0:
+            values.append(b(choices.choice(("Sin", "Tanh", "Abs")), any_value()))
+        elif kind == 1:
+            values.append(b("Tanh", b(choices.choice(("Add", "Mul")), any_value(), any_value())))
+        elif kind == 2:
+            weight = b.constant((rng.standard_normal(shape) / width**0.5).astype(np.float32))
+            values.append(b("MatMul", any_value(), weight))
+        elif kind == 3:
+            values.append(b("Tanh", b("MatMul", any_value(), choices.choice(weights))))
+        else:
+            both = b("Concat", b("Sin", any_value()), b("Cos", any_value()), axis=1)
+            values.append(b("Slice", both, starts=(width // 2,), ends=(width // 2 + width,), axes=(1,)))
+    graph.outputs = [values[-1], choices.choice(values[1:])]
+    if graph.outputs[0] is graph.outputs[1]:
+        del graph.outputs[1]
+    graph.remove_dead()
+    return graph
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 8) for first in range(0, 48, 8)], ids=str)
+def test_random_tangles_run_in_little_memory(seeds: range) -> None:
+    moved = 0
+    for seed in seeds:
+        graph, choices = tangle(seed), random.Random(seed)
+        whole = needs(make_plan(graph, GPU))
+        least = least_of(graph, 1) or whole
+        share = min(choices.uniform(least * 1.1 / whole, 0.9), 1.0)
+        moved += len(assert_swaps_right(graph, share, SCHEDULES[seed % 3], (4, 4, 1, 0, 4)).transfers)
+    assert moved > 10
+
+
 def limited(graph: Graph, share: float) -> PlannedGraph:
     return make_plan(graph, GPU, limit=MemoryLimit(int(needs(make_plan(graph, GPU)) * share), ROWS))
 

@@ -226,7 +226,8 @@ def test_random_tangles_run_in_little_memory(seeds: range) -> None:
         graph, choices = tangle(seed), random.Random(seed)
         whole = needs(make_plan(graph, GPU))
         least = least_of(graph, 1) or whole
-        share = min(choices.uniform(least * 1.1 / whole, 0.9), 1.0)
+        lowest = least * 1.1 / whole
+        share = min(choices.uniform(lowest, max(lowest, 0.9)), 1.0)
         moved += len(assert_swaps_right(graph, share, SCHEDULES[seed % 3], (4, 4, 1, 0, 4)).transfers)
     assert moved > 10
 

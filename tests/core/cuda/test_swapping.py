@@ -219,7 +219,7 @@ def tangle(seed: int) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 8) for first in range(0, 48, 8)], ids=str)
+@pytest.mark.parametrize("seeds", [range(first, first + 4) for first in range(0, 24, 4)], ids=str)
 def test_random_tangles_run_in_little_memory(seeds: range) -> None:
     moved = 0
     for seed in seeds:
@@ -229,7 +229,7 @@ def test_random_tangles_run_in_little_memory(seeds: range) -> None:
         lowest = least * 1.1 / whole
         share = min(choices.uniform(lowest, max(lowest, 0.9)), 1.0)
         moved += len(assert_swaps_right(graph, share, SCHEDULES[seed % 3], (4, 4, 1, 0, 4)).transfers)
-    assert moved > 10
+    assert moved > 5
 
 
 def limited(graph: Graph, share: float) -> PlannedGraph:

@@ -153,7 +153,9 @@ def test_activations_of_twice_the_memory_leave_and_come_back(schedule: Schedule)
     assert {each.into for each in plan.transfers} == {True, False}
 
 
-@pytest.mark.parametrize("name", ["resnet", "unet", "transformer", "densenet", "decoder"])
+@pytest.mark.parametrize(
+    "name", ["resnet", "unet", "transformer", pytest.param("densenet", marks=pytest.mark.slow), "decoder"]
+)
 def test_models_of_the_zoo_run_in_half_of_their_memory(name: str) -> None:
     plan = assert_swaps_right(optimized(lathe.load(zoo.model(name).SerializeToString())), 0.5, "random", (4, 4, 1, 4))
     assert plan.transfers

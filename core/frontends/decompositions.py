@@ -190,8 +190,8 @@ def _iota(w: Writer, node: Node) -> Sequence[Value]:
     return [_cast(w, total, node.output.dtype)]
 
 
-@_UNFOLDINGS.add("StopGradient")
-def _stop_gradient(w: Writer, node: Node) -> Sequence[Value]:
+@_UNFOLDINGS.add("StopGradient", "Boundary")
+def _first_input(w: Writer, node: Node) -> Sequence[Value]:
     return [w.emit("Identity", node.inputs[0])]
 
 

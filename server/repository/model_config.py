@@ -202,8 +202,8 @@ class Compilation(_Section):
     device_memory: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes of the device's memory that a version may use at its largest batch. Nodes that would exceed "
-        "it run on the CPU. Default: all free memory.",
+        description="Bytes of the device's memory that a version may use at its largest batch. What exceeds it waits "
+        "in the host's memory between its uses (see docs/gpu.md). Default: all memory of the device.",
     )
     precision: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None, description="Precision of products; default: the server's `precision`."

@@ -34,7 +34,7 @@ LAYERS = Layers("lathe.core", [
     [GENERATORS],
     ["lathe.core.runtime"],
     ["lathe.core.compiler.options"],
-    ["lathe.core.compiler.tuner"],
+    ["lathe.core.compiler.tuner", "lathe.core.compiler.device_memory"],
     ["lathe.core.compiler.placement"],
     [
         "lathe.core.compiler.specialise", "lathe.core.compiler.packing", "lathe.core.compiler.dynamic_shapes",

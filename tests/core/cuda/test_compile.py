@@ -303,6 +303,11 @@ def test_errors_name_what_is_not_supported() -> None:
         lathe.compile(graph, device="simulated", placement={"gemm": "simulated:1"})
     with pytest.raises(ValueError, match="'cpu' is named for device_memory, the devices are simulated:0"):
         lathe.compile(graph, device="simulated", device_memory={"cpu": 1})
+    for wrong in (0, -5, 1.5):
+        with pytest.raises(
+            ValueError, match="device_memory of 'simulated', in bytes: expected an integer of 1 or more"
+        ):
+            lathe.compile(graph, device="simulated", device_memory={"simulated": wrong})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="placement is 'luck', expected 'first', 'cost'"):
         lathe.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match='tune="background" needs the path of a file'):

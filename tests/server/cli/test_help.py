@@ -229,6 +229,7 @@ tab pro; tab canary ""; tab push m file --prom; tab promote ""; tab promote ab; 
 """
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_options_and_model_names(tmp_path: Path) -> None:
     script = tmp_path / "lathe"
     code = "from lathe.server.cli.app import app; app(prog_name='lathe')"

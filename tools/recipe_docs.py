@@ -15,17 +15,19 @@ HEAD = """\
 
 <!-- Written by `make docs` from core/train/recipe/recipe.py and compression.py; a test holds it true. -->
 
-A recipe holds the settings of a [training](training.md), without the path of the data and the number of threads.
-`lathe train` reads it from a TOML or JSON file. A [job](jobs.md) has it in the field `recipe`, with the same keys.
-`lathe train --keys` prints the keys, too. The recipe of a [compression](#recipes-of-compressions) has other keys.
-Every invalid value and every unknown key is an error that names it. The same recipe, data, release of Lathe and number
-of threads give the same weights, bit for bit, on machines of the same kind.
+A recipe holds the settings of a [training](training.md), but neither the path of the data nor the number of threads.
+`lathe train` reads it from a TOML or JSON file. A [job](jobs.md) of kind `train` or `finetune` has it in the field
+`recipe`, with the same keys. `lathe train --keys` prints the keys, too. The recipe of a
+[compression](#recipes-of-compressions) has other keys.
+
+Every invalid value and every unknown key is an error that names the key. The same recipe, data, release of Lathe and
+number of threads give the same weights, bit for bit, on CPUs of the same kind.
 
 ```toml
 {example}```
 
-An empty default means that the key is required, `-` that it may be left out. Settings without a default may be left
-out, too, unless `(required)` follows.
+An empty default means that the key is required, `-` that it may be left out. A setting is a further key of a table. A
+setting without a default may be left out, too, unless `(required)` follows.
 
 | Key | Default | Meaning |
 |---|---|---|

@@ -63,17 +63,17 @@ class Standardize(Step):
 
     kind: Literal["standardize"] = Field(
         default="standardize",
-        description="(x - mean) / deviation. Both are per channel of images with channels, per number of flat rows, "
-        "and otherwise one for all values.",
+        description="(x - mean) / deviation. There is one mean and one deviation per channel of images with channels, "
+        "per number of flat rows, and for all values of other rows.",
     )
     mean: _Numbers | None = Field(
         default=None,
-        description="One number, or one per channel or per number of a flat row; by default the mean of the training "
-        "rows.",
+        description="A list of one number, or of one per channel or per number of a flat row; by default the means of "
+        "the training rows.",
     )
     deviation: _Numbers | None = Field(
         default=None,
-        description="As `mean`; by default the standard deviation of the training rows.",
+        description="As `mean`; by default the standard deviations of the training rows.",
     )
 
     def emit(self, x: Term) -> Term:

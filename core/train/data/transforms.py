@@ -111,7 +111,9 @@ class Cutout(Augment):
     """Cutout (T. DeVries and G. Taylor, 2017): overwrites a square, which is clipped at the border of the image."""
 
     kind: Literal["cutout"] = Field(default="cutout", description="Cutout: overwrite a square at a random position.")
-    size: int = Field(ge=1, le=4096, description="Height and width of the square, in pixels.")
+    size: int = Field(
+        ge=1, le=4096, description="Height and width of the square, in pixels; the border of the image clips it."
+    )
     fill: float = Field(default=0.0, description="Value of the square.")
     probability: _Share = Field(default=1.0, description="Probability that an image gets a square.")
 

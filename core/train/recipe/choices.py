@@ -13,7 +13,7 @@ from lathe.core.train.training_step.schedules import Schedule
 
 _LOSS = {
     "label_smoothing": Field(ge=0, lt=1, description="Share of the target that is spread evenly over all classes."),
-    "delta": Field(gt=0, description="Distance up to which the loss is quadratic."),
+    "delta": Field(gt=0, description="Largest distance at which the loss is quadratic."),
 }
 
 _OPTIMIZER = {
@@ -133,9 +133,11 @@ class Cosine(_Schedule):
 
     kind: Literal["cosine"] = Field(description="Cosine annealing: the rate falls along half a cosine.")
     over: Span | None = Field(
-        default=None, description="Duration of the decay; by default the training without the warm-up."
+        default=None,
+        description="Duration of the decay, after which the rate stays at `least`; by default the training without "
+        "the warm-up.",
     )
-    least: float = Field(default=0.0, ge=0, description="The last rate.")
+    least: float = Field(default=0.0, ge=0, description="The rate at the end of the decay.")
 
     def after_warm_up(self, rate: float, updates: int, per_epoch: float) -> Schedule:
         return schedules.Cosine(rate, self.over.count(per_epoch) if self.over else updates, self.least)

@@ -88,8 +88,8 @@ class Data(Section):
     )
     shapes: dict[str, Sizes] = Field(
         default={},
-        description="Shape of a row by input, if it differs from the data: `[28, 28]` for 784 numbers. For sequences "
-        "the length to which they are padded or cut.",
+        description="Shape of a row by input, if it differs from the data: `[28, 28]` for 784 numbers. For an input of "
+        "sequences, the length to which they are padded or cut.",
     )
     image_size: Annotated[tuple[Pixels, Pixels], Field(strict=False)] | None = Field(
         default=None,
@@ -97,7 +97,9 @@ class Data(Section):
     )
     layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
         default={},
-        description="Image layout of an input's rows, `HW`, `CHW` or `HWC`, where the shape is ambiguous.",
+        description="Image layout of an input's rows, `HW`, `CHW` or `HWC`, if the default does not fit: two axes are "
+        "`HW`; three are `CHW` if the first has length 1, 3 or 4, otherwise `HWC` if the last has. Image files are "
+        "`HWC`.",
     )
     target: str | None = Field(
         default=None,
@@ -106,21 +108,21 @@ class Data(Section):
     task: Literal["auto", "classes", "numbers"] = Field(
         default="auto",
         description="`classes` (classification), `numbers` (regression) or `auto`, which takes text, booleans and "
-        "whole numbers as classes.",
+        "integers as classes, and floating-point numbers as numbers.",
     )
     held_out: float = Field(
-        default=0.2, ge=0, lt=1, description="Share of the rows for the final test, unless the files have a test part."
+        default=0.2, ge=0, lt=1, description="Share of the rows for the final test, unless the data have a test part."
     )
     validation: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of the rows for validation after each epoch, unless the files have a validation part. "
-        "`stop` needs a share above 0 in any case.",
+        description="Share of the rows for validation after each epoch, unless the data have a validation part. "
+        "`stop` needs a share above 0 even then.",
     )
     stratified: bool = Field(
         default=True,
-        description="In a classification: whether each part of the split has about the same share of each class.",
+        description="In a classification: whether the classes have about the same shares in each part of the split.",
     )
     seed: Seed = Field(
         default=0,
@@ -141,7 +143,9 @@ class OnnxModel(Section):
 class ParentModel(Section):
     """The published version that the job fine-tunes."""
 
-    parent: Literal[True] = Field(description="Fine-tune the job's model, or the file of `lathe train --parent`.")
+    parent: Literal[True] = Field(
+        description="Fine-tune the job's version (`model`), or the file of `lathe train --parent`."
+    )
     trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
     head: Literal["keep", "replace"] = Field(
         default="keep", description="`keep`; or `replace`: start with a new last layer, for other classes or targets."
@@ -169,8 +173,10 @@ Model: TypeAlias = Annotated[
 class Clip(Section):
     """Gradient clipping."""
 
-    norm: float | None = Field(default=None, gt=0, description="Bound of the norm of all gradients together.")
-    value: float | None = Field(default=None, gt=0, description="Bound of the absolute value of each gradient.")
+    norm: float | None = Field(default=None, gt=0, description="Bound of the L2 norm of all gradients together.")
+    value: float | None = Field(
+        default=None, gt=0, description="Bound of the absolute value of each number in a gradient, after `norm`."
+    )
 
 
 class Stop(Section):
@@ -179,15 +185,21 @@ class Stop(Section):
     patience: int = Field(
         ge=1, description="Training ends after this many epochs in a row in which the metric `judge` does not improve."
     )
-    least_change: float = Field(default=0.0, ge=0, description="Smallest change that counts as an improvement.")
+    least_change: float = Field(
+        default=0.0,
+        ge=0,
+        description="An epoch is an improvement only if it beats the best one so far by more than this.",
+    )
 
 
 class Checkpoints(Section):
     """How often checkpoints are written. One is always written when training ends or a job is stopped."""
 
-    seconds: float | None = Field(default=60.0, gt=0, description="Approximate longest time between two checkpoints.")
+    seconds: float | None = Field(
+        default=60.0, gt=0, description="Longest time between two checkpoints, approximately."
+    )
     steps: int | None = Field(
-        default=None, ge=1, description="Most batches between two checkpoints; `seconds` holds, too."
+        default=None, ge=1, description="Most batches between two checkpoints; `seconds` applies, too."
     )
 
 
@@ -196,7 +208,7 @@ class Recipe(Section):
 
     data: Data = Field(default=Data(), description="Columns and split of the data.")
     model: Model = Field(
-        description="The model to train: an architecture and its settings, a file, or the job's model."
+        description="The model to train: an architecture and its settings, an ONNX file, or the job's version."
     )
     preprocess: tuple[Preprocess, ...] = Field(
         default=(),
@@ -225,14 +237,14 @@ class Recipe(Section):
         default=None,
         gt=0,
         lt=1,
-        description="Decay of exponential running averages of the weights, such as 0.999. The averages become the "
-        "result.",
+        description="Decay of exponential running averages of the weights, such as 0.999. The averages are validated, "
+        "and become the result.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that larger matrix products "
-        "multiply in training. Weights, sums and convolutions stay float32. `float16` uses loss scaling and skips "
-        "updates whose gradients overflow.",
+        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that matrix products of at least "
+        "32 rows and an even depth multiply in training. Weights, sums and convolutions stay float32. `float16` uses "
+        "loss scaling and skips updates whose gradients overflow.",
     )
     memory: int | None = Field(
         default=None,
@@ -243,11 +255,13 @@ class Recipe(Section):
     device: str = Field(
         default="cpu",
         pattern=r"^(cpu|(cuda|simulated|interpreted)(:\d{1,4})?)$",
-        description="Device of the training: `cuda` is a GPU, `cuda:1` the second one. The final test runs on the CPU.",
+        description="Device of the training: `cuda` is the first GPU, `cuda:1` the second. The final test runs on the "
+        "CPU.",
     )
     keep: Literal["best", "last"] = Field(
         default="best",
-        description="`best` or `last`: the epoch whose weights become the result; without validation, the last one.",
+        description="`best` or `last`: the epoch whose weights become the result. Without validation rows it is the "
+        "last one.",
     )
     judge: Literal["accuracy", "loss"] | None = Field(
         default=None,
@@ -256,7 +270,7 @@ class Recipe(Section):
     )
     stop: Stop | None = Field(default=None, description="Early stopping.")
     checkpoint: Checkpoints = Field(default=Checkpoints(), description="How often checkpoints are written.")
-    seed: Seed = Field(default=0, description="Seed of initial weights, order of rows, augmentation and dropout.")
+    seed: Seed = Field(default=0, description="Seed of new weights, order of rows, augmentation and dropout.")
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -29,7 +29,7 @@ class TransformerEncoder(Settings):
     heads: int = Field(4, ge=1, le=256, description="Attention heads; a divisor of the width.")
     layers: int = Field(2, ge=1, le=64, description="Number of encoder layers.")
     feedforward: Width = Field(128, description="Hidden width of the feed-forward network in each encoder layer.")
-    dropout: Probability = Field(0.1, description="Dropout probability in each layer.")
+    dropout: Probability = Field(0.1, description="Dropout probability in each encoder layer.")
     activation: Literal["relu", "gelu", "silu", "tanh"] = Field(
         "gelu", description="Activation of the feed-forward networks."
     )

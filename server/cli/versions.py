@@ -48,7 +48,7 @@ def rollback(
     server: Connection,
     name: Name,
     alias: Annotated[str, typer.Option(help="Move this alias back.")] = "live",
-    to: Annotated[int | None, typer.Option(help="Go back to this version. Default: the previous one.")] = None,
+    to: Annotated[int | None, typer.Option(help="Go back to this version. Default: the previous one.", min=1)] = None,
 ) -> None:
     """Roll a model back to the version that was live before.
 

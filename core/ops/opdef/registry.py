@@ -500,7 +500,7 @@ def revisions(names: Iterable[str] | None = None) -> str:
 def get(name: str) -> OpDef:
     """The operator of this name. UnsupportedError if there is none."""
     if name not in _REGISTRY:
-        raise UnsupportedError(f"operator {name} is not implemented")
+        raise UnsupportedError(f"operator {name} is not implemented, and no custom operator of this name is registered")
     return _REGISTRY[name]
 
 

@@ -65,7 +65,12 @@ _ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time."""
+    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time.
+
+    pytest.UsageError for a test whose name contains an address: processes of one run must agree on all names.
+    """
+    if unstable := next((item.nodeid for item in items if " at 0x" in item.nodeid), None):
+        raise pytest.UsageError(f"{unstable}: expected a name without addresses; give the parameters `ids`")
     if config.getoption("--fast"):
         from tests.fast import select
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Metrics: TypeAlias = Mapping[str, Any]
 
-_LOWER_IS_BETTER = frozenset({"log_loss", "rmse", "mae"})
+_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mse", "mae"})
 
 
 class _Table(BaseModel):

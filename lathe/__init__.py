@@ -5,9 +5,9 @@
     outputs = session.run({"x": array})
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
-with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` converts products to int8,
-`quantize_weights` stores weights in few bits, `gradients` differentiates a graph, `register_op` adds a custom operator.
-`lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
+with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` and `quantize_dynamic` convert
+products to int8, `quantize_weights` stores weights in few bits, `gradients` differentiates a graph, `register_op` adds
+a custom operator. `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lathe.core.autodiff import gradients
     from lathe.core.compiler.compile import compile, load_compiled
     from lathe.core.compiler.custom_operators import register_op
-    from lathe.core.compress.quantize import quantize, quantize_weights
+    from lathe.core.compress.quantize import quantize, quantize_dynamic, quantize_weights
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
     from lathe.core.ir.graph import Graph
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
-    "load", "load_compiled", "nn", "quantize", "quantize_weights", "register_op", "train",
+    "load", "load_compiled", "nn", "quantize", "quantize_dynamic", "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -53,6 +53,7 @@ _DEFINING_MODULES = {
     "load": "lathe.core.frontends.onnx",
     "interpret": "lathe.core.reference",
     "quantize": "lathe.core.compress.quantize",
+    "quantize_dynamic": "lathe.core.compress.quantize",
     "quantize_weights": "lathe.core.compress.quantize",
     "register_op": "lathe.core.compiler.custom_operators",
     "Graph": "lathe.core.ir.graph",

@@ -23,7 +23,8 @@ def quantize(
         Path | None,
         typer.Option(
             help="Calibrate on this .npz file: an array for each input, with some hundred representative rows. "
-            "Further arrays, such as labels, are ignored. Needed unless --weights is nearest.",
+            "Further arrays, such as labels, are ignored. Not needed with --dynamic, and with --weights nearest "
+            "without adaround.",
             exists=True,
             dir_okay=False,
             metavar="FILE.npz",
@@ -41,12 +42,20 @@ def quantize(
             help="Store only weights in few bits, and compute with float32 inputs. Round them by: nearest, gptq or awq."
         ),
     ] = None,
+    dynamic: Annotated[
+        bool,
+        typer.Option("--dynamic", help="Find the range of each activation in each run, without data."),
+    ] = False,
     bits: Annotated[int, typer.Option(help="With --weights: use 2, 4 or 8 bits.")] = 4,
     block: Annotated[
         int, typer.Option(help="With --weights: use a scale for this many rows of a column; 0: for all rows.")
     ] = 32,
     rounding: Annotated[
-        str, typer.Option(help="With --weights nearest or awq: nearest, stochastic, floor or ceil.")
+        str,
+        typer.Option(
+            help="Round weights by: nearest, stochastic, floor, ceil, or adaround, which learns it from the data. "
+            "Not with --weights gptq."
+        ),
     ] = "nearest",
     calibration: Annotated[
         str,
@@ -68,6 +77,10 @@ def quantize(
     ] = 0.0,
     correct_bias: Annotated[
         bool, typer.Option("--correct-bias", help="Take the mean error of rounded weights out of the results.")
+    ] = False,
+    equalize: Annotated[
+        bool,
+        typer.Option("--equalize", help="Give the channels between two products equal ranges in the weights of both."),
     ] = False,
     budget: Annotated[
         str | None,
@@ -92,6 +105,8 @@ def quantize(
     Examples:
       lathe quantize model.onnx --data calibration.npz -o small.onnx
       lathe quantize model.onnx --data calibration.npz --budget 1%
+      lathe quantize model.onnx --dynamic
+      lathe quantize model.onnx --data calibration.npz --rounding adaround
       lathe quantize model.onnx --weights nearest -o small.onnx
       lathe quantize model.onnx --weights gptq --bits 4 --data calibration.npz
     """
@@ -101,8 +116,10 @@ def quantize(
 
     if weights not in (None, *METHODS):
         raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {weights!r}")
-    if data is None and weights != "nearest":
-        raise fail("--data: expected a .npz file; only --weights nearest needs none")
+    if dynamic and (weights is not None or budget is not None):
+        raise fail("--dynamic: expected neither --weights nor --budget")
+    if data is None and not dynamic and (weights != "nearest" or rounding == "adaround"):
+        raise fail("--data: expected a .npz file; only --dynamic and --weights nearest without adaround need none")
     limit = _percentage(budget) if budget is not None else None
     if limit is not None and weights is not None:
         raise fail("--budget: expected int8 products, got --weights")
@@ -110,7 +127,7 @@ def quantize(
     arrays = read_named_arrays("--data", data) if data is not None else {}
     ranges: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
     ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
-    ranges |= {"smoothing": smoothing, "corrects_bias": correct_bias}
+    ranges |= {"smoothing": smoothing, "corrects_bias": correct_bias, "rounding": rounding, "equalizes": equalize}
     codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
     codes |= {"symmetric": symmetric, "skip": skip or ()}
     choices: list[LayerChoice] = []
@@ -120,7 +137,9 @@ def quantize(
         if arrays and (missing := sorted(set(inputs) - arrays.keys())):
             raise fail(f"data: expected arrays {', '.join(sorted(inputs))}, got none for {', '.join(missing)}")
         try:
-            if weights is not None:
+            if dynamic:
+                small = lathe.quantize_dynamic(graph, not per_tensor, rounding, skip=skip or ())  # type: ignore[arg-type]
+            elif weights is not None:
                 small = lathe.quantize_weights(graph, arrays or (), batch=batch, threads=threads, **codes)
             elif limit is None:
                 small = lathe.quantize(graph, arrays, batch=batch, threads=threads, **ranges)

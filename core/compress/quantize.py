@@ -71,7 +71,7 @@ def quantize(
     has no array, arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do
     not fit the model.
     """
-    graph = _graph_of(model)
+    graph = graph_of(model)
     choices = StaticQuantization(
         calibration,
         percentile,
@@ -118,7 +118,7 @@ def quantize_weights(
     none, an input has no array, arrays have different numbers of rows, or the input of a product is not finite;
     FeedError if inputs do not fit the model.
     """
-    graph = _graph_of(model)
+    graph = graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
     feeds = _feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
@@ -142,10 +142,11 @@ def quantize_dynamic(
     name in `skip` without a node, and a model without a large enough product of constant weights.
     """
     choices = DynamicQuantization(per_channel, rounding, seed, skip=frozenset(skip))
-    return quantize_dynamic_of(_graph_of(model), choices)
+    return quantize_dynamic_of(graph_of(model), choices)
 
 
-def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
+def graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
+    """The graph itself, or the one that an ONNX file or its bytes hold."""
     return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
 
 

@@ -10,7 +10,7 @@ import typer
 from lathe.core.byte_sizes import format_bytes
 from lathe.server.cli.arrays import read_named_arrays
 from lathe.server.cli.model import OnnxFile, Threads, model_errors
-from lathe.server.cli.terminal import console, fail, make_table
+from lathe.server.cli.terminal import console, fail, make_table, parse_percentage
 
 if TYPE_CHECKING:
     from lathe import Graph
@@ -120,7 +120,7 @@ def quantize(
         raise fail("--dynamic: expected neither --weights nor --budget")
     if data is None and not dynamic and (weights != "nearest" or rounding == "adaround"):
         raise fail("--data: expected a .npz file; only --dynamic and --weights nearest without adaround need none")
-    limit = _percentage(budget) if budget is not None else None
+    limit = parse_percentage("--budget", budget) if budget is not None else None
     if limit is not None and weights is not None:
         raise fail("--budget: expected int8 products, got --weights")
     path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
@@ -160,17 +160,6 @@ def quantize(
         for name, (error, largest) in errors.items():
             table.add_row(name, f"{error:.3g}", f"{error / largest:.2%}")
         console.print(table)
-
-
-def _percentage(text: str) -> float:
-    """A share from a percentage such as "1%"."""
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else 0.0
-    except ValueError:
-        share = 0.0
-    if not share > 0:
-        raise fail(f"--budget: expected a percentage above 0 such as 1%, got {text!r}")
-    return share
 
 
 def _within(

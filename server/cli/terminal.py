@@ -134,3 +134,14 @@ def fail(message: str) -> typer.Exit:
     """Print an error message on stderr, and return the exception to raise: exit with status 1."""
     error_console.print(f"error: {message}", style="red", soft_wrap=True)
     return typer.Exit(1)
+
+
+def parse_percentage(option: str, text: str) -> float:
+    """A share from a percentage such as "1%"; ends the command with an error that names the option otherwise."""
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else 0.0
+    except ValueError:
+        share = 0.0
+    if not share > 0:
+        raise fail(f"{option}: expected a percentage above 0 such as 1%, got {text!r}")
+    return share

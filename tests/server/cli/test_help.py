@@ -35,6 +35,7 @@ ALONE = {  # commands that send no request to a server
     "inspect",
     "profile",
     "bench",
+    "prune",
     "quantize",
     "kernels",
     "load-kernels",

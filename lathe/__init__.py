@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
-    "load", "load_compiled", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic", "quantize_weights",
-    "register_op", "train",
+    "load", "load_compiled", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
+    "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}

@@ -29,6 +29,7 @@ from lathe.core.compress.products import (
     has_constant_weights,
     prepare,
 )
+from lathe.core.compress.qdq import QdqWriter, StoredWeights
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, METHODS, Method, choose_range
 from lathe.core.compress.rounding import ROUNDINGS, Rounding
 from lathe.core.compress.smoothing import smooth
@@ -131,11 +132,28 @@ class Calibrated:
         """A copy of the graph with these layers in QDQ form."""
         copy = self.graph.clone()
         editor = Editor(copy)
-        nodes = [copy.nodes[index] for index in sorted(layers)]
-        codes = {copy.nodes[index]: found for index, found in self.codes.items()}
-        _Rewriting(editor, self.grids, self.means, self.options, codes).quantize(nodes)
+        chosen = sorted(layers)
+        products = [index for index in chosen if index in self.products]
+        stored = {copy.nodes[index]: self._stored(editor, copy.nodes[index], index) for index in products}
+        nodes = [copy.nodes[index] for index in chosen]
+        QdqWriter(editor, self.grids, stored).write(nodes)
         editor.finish()
         return copy
+
+    def _stored(self, editor: Editor, node: Node, index: int) -> StoredWeights:
+        """The integers of the weights of a product; its bias is first corrected if there are means."""
+        weights = editor.array(node.input(1))
+        assert weights is not None, "_is_quantizable"
+        grid, axis = grid_of_weights(node, weights, self.options.per_channel)
+        learned = self.codes.get(index)
+        if learned is not None:
+            whole = learned.astype(np.int8)
+        else:
+            whole = grid.quantized(weights, axis, self.options.rounding, self.options.seed)
+        mean = self.means[node.required_input(0).name] if self.means else None
+        if mean is not None and mean.size:
+            add_to_bias(editor, node, mean_error(node, weights - grid.dequantized(whole, axis), mean))
+        return StoredWeights(grid, whole, axis)
 
 
 def calibrate(
@@ -153,9 +171,9 @@ def calibrate(
     if options.smoothing or options.corrects_bias or options.rounding == "adaround":
         batches = kept = list(batches)  # they are run more than once
         if options.smoothing:
-            nodes = [prepared.nodes[index] for index in _layers(prepared, options.skip)]
+            nodes = [prepared.nodes[index] for index in layers_of(prepared, options.skip)]
             smooth(prepared, nodes, options.smoothing, kept, threads)
-    editor, layers = Editor(prepared), _layers(prepared, options.skip)
+    editor, layers = Editor(prepared), layers_of(prepared, options.skip)
     if not any(prepared.nodes[index].op in CHANNEL_AXIS for index in layers):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     read = dict.fromkeys(value.name for index in layers for value in _activations(editor, prepared.nodes[index]))
@@ -203,7 +221,7 @@ def _learned_codes(
     return codes
 
 
-def _layers(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
+def layers_of(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
     """The indices of the nodes that integers can compute, without those that `skip` names."""
     editor = Editor(graph)
     nodes = enumerate(graph.nodes)
@@ -224,79 +242,3 @@ def _is_quantizable(editor: Editor, node: Node) -> bool:
 
 def _activations(editor: Editor, node: Node) -> list[Value]:
     return [value for value in node.inputs[:2] if value is not None and editor.array(value) is None]
-
-
-class _Rewriting:
-    """Inserts the conversions before nodes; each activation is converted once for all nodes that integers compute."""
-
-    def __init__(
-        self,
-        editor: Editor,
-        grids: Mapping[str, Grid],
-        means: Mapping[str, NDArray[np.float64]],
-        options: StaticQuantization,
-        codes: Mapping[Node, NDArray[np.int32]],
-    ) -> None:
-        self._editor, self._grids, self._means, self._options, self._codes = editor, grids, means, options, codes
-        self._converted: dict[Value, Value] = {}
-
-    def quantize(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            is_product = node.op in CHANNEL_AXIS
-            inputs = self._product(node) if is_product else [self._activation(node, value) for value in node.inputs]
-            self._editor.set_inputs(node, inputs)
-
-    def _product(self, node: Node) -> list[Value | None]:
-        """The inputs of a product, converted; its bias is first corrected if there are means."""
-        weights = self._editor.array(node.inputs[1])
-        assert weights is not None, "_is_quantizable"
-        grid, axis = grid_of_weights(node, weights, self._options.per_channel)
-        learned = self._codes.get(node)
-        if learned is not None:
-            whole = learned.astype(np.int8)
-        else:
-            whole = grid.quantized(weights, axis, self._options.rounding, self._options.seed)
-        mean = self._means[node.required_input(0).name] if self._means else None
-        if mean is not None and mean.size:
-            add_to_bias(self._editor, node, mean_error(node, weights - grid.dequantized(whole, axis), mean))
-        activation = self._activation(node, node.inputs[0])
-        stored = self._stored(node, grid, whole, axis, node.required_input(1).name)
-        return [activation, stored, *([self._bias(node, grid)] if node.input(2) is not None else [])]
-
-    def _activation(self, anchor: Node, value: Value | None) -> Value | None:
-        if value is None or self._editor.array(value) is not None:
-            return value
-        if value not in self._converted:
-            grid = self._grids[value.name]
-            scale, zero = self._constants(grid, value.name)
-            whole = self._editor.emit(anchor, "QuantizeLinear", value, scale, zero)
-            self._converted[value] = self._editor.emit(anchor, "DequantizeLinear", whole, scale, zero)
-        return self._converted[value]
-
-    def _bias(self, node: Node, weights: Grid) -> Value | None:
-        """The bias as int32 with the scale of the input times the scale of the weights.
-
-        None if there is no bias. The bias stays as it is if it is not a constant of rank 1, is too large for int32, or
-        the product of the scales is 0.
-        """
-        value, activation = node.input(2), node.inputs[0]
-        bias = self._editor.array(value)
-        assert activation is not None
-        if value is None or bias is None or bias.ndim != 1:
-            return value
-        scale = (self._grids[activation.name].scale * weights.scale * np.ones(bias.shape)).astype(np.float32)
-        whole: NDArray[np.float64] = np.rint(bias.astype(np.float64) / np.maximum(scale, np.finfo(np.float32).tiny))
-        if np.abs(whole).max(initial=0) > np.iinfo(np.int32).max or not scale.all():
-            return value
-        grid = Grid(DType.INT32, scale, np.zeros(bias.shape, np.int32))
-        return self._stored(node, grid, whole.astype(np.int32), 0, value.name)
-
-    def _stored(self, anchor: Node, grid: Grid, whole: NDArray[np.generic], axis: int, name: str) -> Value:
-        scale, zero = self._constants(grid, name)
-        stored = self._editor.constant(whole, f"{name}_quantized")
-        return self._editor.emit(anchor, "DequantizeLinear", stored, scale, zero, attrs={"axis": axis})
-
-    def _constants(self, grid: Grid, name: str) -> tuple[Value, Value]:
-        return self._editor.constant(grid.scale, f"{name}_scale"), self._editor.constant(
-            grid.zero, f"{name}_zero_point"
-        )

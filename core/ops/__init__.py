@@ -18,7 +18,7 @@ from lathe.core.ops.nn import (
     softmax,
 )
 from lathe.core.ops.opdef.inference import infer_node
-from lathe.core.ops.quantized import dequantized_product, dynamic_quantize, qlinear, quantize
+from lathe.core.ops.quantized import dequantized_product, dynamic_quantize, qlinear, quantize, training
 from lathe.core.ops.tensor import (
     creation,
     einsum,
@@ -84,6 +84,7 @@ __all__ = [
     "strings",
     "svm",
     "tokens",
+    "training",
     "tree_models",
     "trees",
 ]

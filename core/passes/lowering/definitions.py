@@ -24,8 +24,8 @@ from lathe.core.passes.rewrite.editor import Editor
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 _OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im"}) | _NORMS
 _OF_NUMBERS = frozenset({"OneHot"})
-# Defined early: a later pass reads the scales and zero points of integer products.
-DYNAMIC_RANGES = frozenset({"DynamicQuantizeLinear"})
+# Defined early: a later pass reads the scales and zero points of integer products. And operators of training.
+EARLY = frozenset({"DynamicQuantizeLinear", "FakeQuantize", "CodedWeight", "MaskedWeight"})
 # Defined late: convolutions with computed weights, for which no other pass found a kernel.
 CONVOLUTIONS = frozenset({"Conv"})
 # Defined for kernels only, in any element type: proofs have rules for these operators, but not for their definitions.
@@ -40,7 +40,7 @@ class ExpandDefinitions:
 
     `most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result is
     compiled, so operators that only kernels need defined are included; otherwise a proof analyses it. `only`: the
-    operators to define; empty for all operators of this module but those in `CONVOLUTIONS` and `DYNAMIC_RANGES`.
+    operators to define; empty for all operators of this module but those in `CONVOLUTIONS` and `EARLY`.
     """
 
     most_work: int = MOST_WORK

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.core.ir.graph import Value
+from lathe.core.ir.graph import Node, Value
 
 Labels = NDArray[np.int64]
 
@@ -15,12 +17,19 @@ class AxisLabels:
 
     Positions with equal `roots` must be removed together: each of them exists only with the others. Positions whose
     root `is_frozen` must stay.
+
+    `chosen` is the number of the axis, among those that a reshape merges, whose positions can be removed; 0 by default.
+    `merges` and `choices` are the labels of that axis and the number of axes, for each reshape that merges some.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: Mapping[Node, int] | None = None) -> None:
+        self.chosen = chosen or {}
+        self.merges: dict[Node, Labels] = {}
+        self.choices: dict[Node, int] = {}
         self._labels: dict[tuple[Value, int], Labels] = {}
         self._parents: list[int] = []
         self._frozen: set[int] = set()
+        self._resolved: Labels | None = None  # the root of each label, until labels change
 
     def of(self, value: Value, axis: int) -> Labels | None:
         """The labels of an axis, new ones at first; None if the extent is not a number."""
@@ -34,7 +43,7 @@ class AxisLabels:
 
     def fresh(self, count: int) -> Labels:
         """New labels that belong to no others."""
-        start = len(self._parents)
+        start, self._resolved = len(self._parents), None
         self._parents += range(start, start + count)
         return np.arange(start, start + count)
 
@@ -58,7 +67,9 @@ class AxisLabels:
                 self.freeze(self.of(value, axis))
 
     def roots(self, labels: Labels) -> Labels:
-        return np.array([self._root(label) for label in labels.tolist()], np.int64)
+        if self._resolved is None:
+            self._resolved = np.array([self._root(label) for label in range(len(self._parents))], np.int64)
+        return self._resolved[labels]
 
     def is_frozen(self, root: int) -> bool:
         return root in self._frozen
@@ -74,6 +85,6 @@ class AxisLabels:
         a, b = self._root(a), self._root(b)
         if a == b:
             return
-        self._parents[b] = a
+        self._parents[b], self._resolved = a, None
         if b in self._frozen:
             self._frozen.add(a)

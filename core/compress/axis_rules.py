@@ -6,7 +6,7 @@ concatenations, flattenings and heads of attention need no special case. An oper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -22,8 +22,35 @@ _POOLS = ("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "
 
 
 def tie_axes(graph: Graph) -> AxisLabels:
-    """The labels of all axes of a graph whose types are inferred. The axes of its inputs, outputs and states stay."""
-    labels = AxisLabels()
+    """The labels of all axes of a graph whose types are inferred. The axes of its inputs, outputs and states stay.
+
+    Of axes that a reshape merges, positions of one can be removed: of the outermost one, unless that is frozen and
+    another one frees more.
+    """
+    chosen: dict[Node, int] = {}
+    labels = _tie_all(graph, chosen)
+    for node in list(labels.merges):
+        stuck = _stuck(labels)
+        for place in range(1, labels.choices[node] if node in stuck else 0):
+            trial = _tie_all(graph, {**chosen, node: place})
+            if len(_stuck(trial)) < len(stuck):
+                labels, chosen = trial, {**chosen, node: place}
+                break
+    return labels
+
+
+def _stuck(labels: AxisLabels) -> set[Node]:
+    """The reshapes whose chosen axis is frozen."""
+    return {
+        node
+        for node, chosen in labels.merges.items()
+        if all(labels.is_frozen(root) for root in labels.roots(chosen).tolist())
+    }
+
+
+def _tie_all(graph: Graph, chosen: Mapping[Node, int]) -> AxisLabels:
+    """The labels, where the merge of a reshape leaves the axis of this number among the merged ones free."""
+    labels = AxisLabels(chosen)
     states = [value for state in graph.states for value in (state.value, state.update)]
     for value in [*graph.inputs, *graph.outputs, *states]:
         labels.freeze_value(value)
@@ -301,9 +328,9 @@ def _pad(labels: AxisLabels, node: Node) -> None:
 
 @_rule("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 def _reshape(labels: AxisLabels, node: Node) -> None:
-    """Ties equal axes at both ends, and in the middle one axis with the outermost one of those that it merges.
+    """Ties equal axes at both ends, and in the middle one axis with one of those that it merges.
 
-    Positions of the outermost axis are blocks of the merged one: channels of a flattened image, heads of attention.
+    Usually that is the outermost one: channels of a flattened image, heads of attention.
     """
     before, after = node.required_input(0), node.output
     left, right = list(range(len(before.shape))), list(range(len(after.shape)))
@@ -317,9 +344,9 @@ def _reshape(labels: AxisLabels, node: Node) -> None:
     while left and right and before.shape[left[0]] == after.shape[right[0]]:
         labels.tie(labels.of(before, left.pop(0)), labels.of(after, right.pop(0)))
     if len(left) == 1 and _extents(after, right) == _extents(before, left) is not None:
-        _tie_merged(labels, labels.of(before, left[0]), [labels.of(after, axis) for axis in right])
+        _tie_merged(labels, node, labels.of(before, left[0]), [labels.of(after, axis) for axis in right])
     elif len(right) == 1 and _extents(before, left) == _extents(after, right) is not None:
-        _tie_merged(labels, labels.of(after, right[0]), [labels.of(before, axis) for axis in left])
+        _tie_merged(labels, node, labels.of(after, right[0]), [labels.of(before, axis) for axis in left])
     else:
         for value, axes in ((before, left), (after, right)):
             for axis in axes:
@@ -341,9 +368,17 @@ def _extents(value: Value, axes: Sequence[int]) -> int | None:
     return prod(numbers) if len(numbers) == len(extents) else None
 
 
-def _tie_merged(labels: AxisLabels, merged: Labels | None, parts: Sequence[Labels | None]) -> None:
-    outer = parts[0] if parts else None
-    for inner in parts[1:]:
-        labels.freeze(inner)
-    spread = None if merged is None or outer is None else np.repeat(outer, len(merged) // len(outer))
-    labels.tie(spread, merged)
+def _tie_merged(labels: AxisLabels, node: Node, merged: Labels | None, parts: Sequence[Labels | None]) -> None:
+    """Tie the positions of one of the axes `parts` with their positions in the axis that merges all."""
+    known = [part for part in parts if part is not None]
+    if merged is None or len(known) < len(parts) or not known:
+        for each in (merged, *parts):
+            labels.freeze(each)
+        return
+    place = labels.chosen.get(node, 0)
+    for other, part in enumerate(known):
+        if other != place:
+            labels.freeze(part)
+    inner, outer = (prod(len(part) for part in some) for some in (known[place + 1 :], known[:place]))
+    labels.tie(np.tile(np.repeat(known[place], inner), outer), merged)
+    labels.merges[node], labels.choices[node] = known[place], len(known)

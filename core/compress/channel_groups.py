@@ -98,6 +98,8 @@ def importance(analysis: ChannelAnalysis, group: ChannelGroup, power: int) -> ND
         found = analysis.labels.of(weights, axis)
         assert found is not None, "extents of constants are numbers"
         roots = analysis.labels.roots(found)
-        by_channel = np.array([sums[roots == root].sum() for root in group.channels])
+        places = np.searchsorted(group.channels, roots).clip(max=len(group.channels) - 1)
+        is_ours = np.asarray(group.channels)[places] == roots
+        by_channel = np.bincount(places[is_ours], sums[is_ours], len(group.channels))
         total += by_channel / max(float(by_channel.mean()), 1e-30)
     return total

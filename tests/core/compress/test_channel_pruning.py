@@ -6,6 +6,7 @@ magnitude, so exactly they must go, and the results must stay those of ONNX Runt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from lathe import nn
 from lathe.core.compress.channel_pruning import ChannelPruning, remove_channels
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Graph
+from loadtest import zoo
 from tests.core.compress.test_static import ort_run, run
 from tests.core.small_models import model
 from tests.random_numbers import RNG
@@ -233,6 +235,32 @@ def test_modules_of_pytorchs_names_lose_heads_and_channels() -> None:
     assert sorted((choice.before, choice.after) for choice in choices) == [(4, 2), (32, 16)]
     x = RNG.standard_normal((3, 6, 16)).astype(F)
     assert np.abs(run(small, {"x": x}) - ort_run(lathe.export(small), {"x": x})).max() < 1e-4
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("lenet", {(6, 3): 1, (16, 8): 1, (120, 60): 1, (84, 42): 1}),
+        ("resnet", {(64, 32): 3, (128, 64): 3, (256, 128): 3, (512, 256): 3}),
+        ("mobilenet", {(32, 16): 2, (16, 8): 1, (96, 48): 2, (24, 12): 1, (144, 72): 2, (192, 96): 2}),
+        ("transformer", {(8, 4): 2, (1024, 512): 2}),
+        ("vit", {(3, 2): 4, (768, 384): 4}),
+        ("unet-resize", {(32, 16): 5}),
+    ],
+)
+def test_architectures_lose_half_of_their_channels(name: str, groups: dict[tuple[int, int], int]) -> None:
+    """Convolutions, residual sums, depthwise convolutions, heads (packed in one product), concatenations."""
+    data, feeds = zoo.model(name).SerializeToString(), zoo.feeds(name, 2)
+    small, choices = remove_channels(lathe.load(data))
+    written = lathe.export(small)
+    onnx.checker.check_model(onnx.load_model_from_string(written), full_check=True)
+    expected = ort_run(written, feeds)
+    assert expected.shape == ort_run(data, feeds).shape
+    assert np.abs(run(written, feeds) - expected).max() < 1e-4 * np.abs(expected).max()
+    counts = Counter((choice.before, choice.after) for choice in choices)
+    assert {each: counts[each] for each in groups} == groups
+    assert len(written) < 0.65 * len(data)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ lint: $(call stamp,lint)  ## ruff and mypy
 	rm -rf .lathe/types && mkdir -p .lathe/types/lathe
 	ln -s $(TYPED:%=../../../%) .lathe/types/lathe
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(call stamp,bench)  ## compare the engine with ONNX Runtime and OpenVINO

@@ -96,11 +96,15 @@ class _Sweep:
     def run(self, nodes: Sequence[Node]) -> None:
         """Backpropagate through `nodes`, which are in topological order, from the last to the first.
 
-        Skipped are nodes that depend on no target, and nodes whose outputs have no gradient yet.
+        Skipped are nodes that depend on no target, and nodes whose outputs have no gradient yet. New nodes have the
+        device annotation of the node that they differentiate.
         """
+        outside = self.writer.device
         for node in reversed(nodes):
             if any(output in self._parts for output in node.outputs) and self._reads_active(node):
+                self.writer.device = node.device or outside
                 self._visit(node)
+        self.writer.device = outside
 
     def contribute(self, value: Value, gradient: Term) -> None:
         """Add a term to the gradient of a value, summed over broadcast axes to the value's shape.

@@ -6,9 +6,9 @@
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
 with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` and `quantize_dynamic` convert
-products to int8, `quantize_weights` stores weights in few bits, `prune_channels` and `prune_weights` prune, `gradients`
-differentiates a graph, `register_op` adds a custom operator. `lathe.nn` has layers, `lathe.train` trains them,
-`lathe.client` calls a server.
+products to int8, `quantize_weights` stores weights in few bits, `prune_channels` and `prune_weights` prune, `compress`
+does each of these by a recipe, `gradients` differentiates a graph, `register_op` adds a custom operator. `lathe.nn` has
+layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
 """
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lathe.core.compiler.custom_operators import register_op
     from lathe.core.compress.prune import prune_channels, prune_weights
     from lathe.core.compress.quantize import quantize, quantize_dynamic, quantize_weights
+    from lathe.core.compress.recipe import compress
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
     from lathe.core.ir.graph import Graph
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from lathe.core.runtime.session.session import Session
 
 __all__ = [
-    "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
-    "load", "load_compiled", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
+    "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "compress", "errors", "export", "gradients",
+    "interpret", "load", "load_compiled", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
     "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
@@ -51,6 +52,7 @@ _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lath
 _DEFINING_MODULES = {
     "compile": "lathe.core.compiler.compile",
     "load_compiled": "lathe.core.compiler.compile",
+    "compress": "lathe.core.compress.recipe",
     "export": "lathe.core.frontends.export",
     "gradients": "lathe.core.autodiff",
     "load": "lathe.core.frontends.onnx",

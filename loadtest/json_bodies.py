@@ -24,7 +24,7 @@ from loadtest.stats import summarise
 from loadtest.wire import http_request, infer_path, infer_request, read_inferred
 
 MODEL, SHARE = "loadtest-json", 0.5
-ROUNDS, SECONDS, CONNECTIONS = 6, 2.0, 32
+ROUNDS, SECONDS = 6, 2.0
 CLOSE = 1e-3  # of the largest output: inputs are rounded to four decimals
 _CPU = re.compile(rb"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
@@ -97,7 +97,7 @@ async def _window(admin: Admin, options: Options, report: Report, name: str, req
 
     RuntimeError if no response is accepted.
     """
-    loop = OpenLoop(admin.target, requests, np.zeros(MANY), options.connections or CONNECTIONS)
+    loop = OpenLoop(admin.target, requests, np.zeros(MANY), options.connections)
     before = await _processor_seconds(admin)
     running = asyncio.create_task(loop.run())
     seconds = options.seconds or SECONDS

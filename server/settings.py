@@ -122,8 +122,8 @@ class Settings(BaseSettings):
     queue_items: int = Field(
         2048,
         ge=1,
-        description="Requests that may wait or run per version. Beyond it a request gets 503: the new one, or the "
-        "newest waiting one of the client that has most.",
+        description="Requests that may wait or run per version. Beyond this limit a request gets 503: the new one, or "
+        "the newest waiting one of the client that has most.",
     )
     queue_bytes: int = Field(
         256 * MIB,
@@ -169,7 +169,8 @@ class Settings(BaseSettings):
     served_hosts: str = Field(
         "",
         description="Host names and addresses accepted in the Host header (without its port), separated by commas; "
-        "others get 421; `*` accepts all. Unset: all, but on a loopback address without keys only loopback names.",
+        "others get 421; `*` accepts all. Unset: all; on a loopback address without keys and tokens, only loopback "
+        "names.",
     )
     cors_origins: Annotated[str, AfterValidator(validate_origins)] = Field(
         "",
@@ -184,15 +185,15 @@ class Settings(BaseSettings):
     max_inflated: int = Field(
         256 * MIB,
         ge=1,
-        description="Largest size of a compressed request's body after decompression. It is also limited to 100 times "
-        "the bytes sent, or 1 MiB if that is more.",
+        description="Largest size of a compressed request's body after decompression. The size is also limited to 100 "
+        "times the bytes sent, or 1 MiB if that is more.",
     )
     max_receiving: int = Field(
         1 * GIB,
         ge=1 * MIB,
         description="Bytes of all inference and JSON requests that are being received, decompressed and decoded, with "
-        "the tensors made of them; beyond it requests get 503. A gRPC message counts when it is complete. One client "
-        "(a key, or an address if there are no keys) may use half of it.",
+        "the tensors made of them; beyond this limit requests get 503. A gRPC message counts when it is complete. One "
+        "client (a key, or an address if there are no keys) may use half of the limit.",
     )
     max_header: int = Field(
         32 * KIB, ge=1 * KIB, description="Largest size of the request line and headers together, or of gRPC metadata."
@@ -333,8 +334,8 @@ class Settings(BaseSettings):
     max_staging: int = Field(
         16 * GIB,
         ge=1,
-        description="Largest size of all unfinished model uploads together; beyond it uploads are refused (507). The "
-        "simultaneous uploads of one client may use half of it (429).",
+        description="Largest size of all unfinished model uploads together; beyond this, uploads are refused (507). "
+        "The simultaneous uploads of one client may use half of it (429).",
     )
     keep_versions: int = Field(
         16,
@@ -355,14 +356,17 @@ class Settings(BaseSettings):
     child_timeout: float = Field(
         600.0,
         gt=0,
-        description="Most CPU time of a child process that parses or compiles. Its wall-clock time may be ten times "
-        "that.",
+        description="Most CPU time of a child process that parses or compiles a model, or checks the inputs of a job. "
+        "Its wall-clock time may be ten times that.",
     )
-    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest resident memory of such a child process.")
+    child_memory: int = Field(
+        8 * GIB, ge=64 * MIB, description="Largest resident memory of a child process that parses or compiles."
+    )
     child_processes: int = Field(
         2,
         ge=1,
-        description="Most such child processes at once. If above 1, the uploads of one client never use all of them.",
+        description="Most child processes that parse or compile at once. If above 1, the uploads of one client "
+        "never use all of them.",
     )
 
     @model_validator(mode="after")

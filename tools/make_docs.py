@@ -26,8 +26,8 @@ HEAD = """\
 
 <!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test compares them. -->
 
-Every setting has a default that suits one machine. You change a setting by its environment variable, below. Some
-settings also have an option, which overrides the variable: `lathe serve --help` lists the options, and
+Every setting has a default that suits one machine. You change a setting by its environment variable, below. For some
+settings `lathe serve` also has an option, which overrides the variable: `lathe serve --help` lists the options, and
 `lathe serve --settings` prints this table. Sizes are in bytes and times in seconds, unless the name says otherwise. The
 server does not start if a value is out of range, or if a variable that begins with `LATHE_` is unknown.
 
@@ -45,8 +45,8 @@ Every process that compiles also reads this variable:
 {names}
 """
 NAMES = (
-    "The names are {names}. A machine refuses the name of a CPU if it lacks one of the CPU's instructions. It also "
-    "refuses code that was compiled for such a CPU."
+    "The names are {names}. Lathe refuses the name of a CPU if this machine lacks one of the CPU's instructions. It "
+    "also refuses code that was compiled for such a CPU."
 )
 
 MODEL_HEAD = """
@@ -54,12 +54,13 @@ MODEL_HEAD = """
 
 These are the keys of the file `config.toml` in a model's folder, beside its versions. All keys are optional. A key has
 the name that Triton's `config.pbtxt` gives to the same setting, if Triton has the setting. The server reads the file
-again when it changes, without a restart. If the file is invalid, the previous configuration stays in force; at the
-server's start the defaults apply. The error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
+again when the file changes, without a restart. If the file is invalid, the previous configuration stays in force; at
+the server's start the defaults apply. The error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
 
-A new value of a key of `compile` compiles the versions in memory again; the old code answers meanwhile. If that fails,
-the old code stays, and `config_error` gives the reason. The server tries again when the version's folder or
-`config.toml` changes, at a load call, and every 15 seconds after a transient error, such as a full disk.
+After a new value of a key of `compile`, the server compiles the versions in memory again; the old code answers
+meanwhile. If the compilation fails, the old code stays, and `config_error` gives the reason. The server tries again
+when the version's folder or `config.toml` changes, at a load call, and every 15 seconds after a transient error, such
+as a full disk.
 
 | Key | Default | Meaning |
 |---|---|---|

@@ -39,7 +39,7 @@ kernels.
 ## 1. Imported
 
 The importer turns the file into a graph. Every operator is in its newest form, and every value has a type. `batch` is a
-symbol. Large weights are not printed.
+symbol. The elements of large weights are not printed.
 
 ```
 {imported}
@@ -72,7 +72,8 @@ kernel applies to the sums while they are in registers.
 ## 4. The plan
 
 This plan has a kernel for each node, in order, and an address for each operand. An address is a base (`arena`,
-`weights`, an input or an output) and an offset `a*n + b` in bytes. Only `n` is open until the model runs.
+`weights`, an input or an output) and an offset `a*n + b` in bytes; an offset of 0 is not printed. Only the bases and
+`n` are open until the model runs.
 
 ```
 {plan}
@@ -97,16 +98,16 @@ rows of `x`, broadcasts it to the {lanes} lanes of a register, and multiplies it
 
 ## 6. The same loop as machine code
 
-In LLVM's code for `{cpu}`, a step is a broadcast and a fused multiply-add for each row. The weights of some steps are
-loaded ahead. The sums stay in registers, except that LLVM puts one on the stack between some steps.
+In LLVM's code for `{cpu}`, a step is a broadcast and a fused multiply-add for each row. The weights of some steps
+are loaded ahead. The sums stay in registers, except that LLVM puts one of them on the stack between some steps.
 
 ```asm
 {machine}
 ```
 
-If there is a cache, the object file of every kernel goes into it. Its key is a digest of the parameters, the target,
-the source of all generators and the version of LLVM. `core/codegen/jit.py` links the object files, and
-`core/runtime/host/executable.py` runs the plan.
+If there is a cache, the object file of every kernel goes into it. The key of an object file is a digest of the kernel's
+parameters, the target, the source of `core/codegen`, `core/kernels` and `core/ops`, and the version of LLVM.
+`core/codegen/jit.py` links the object files, and `core/runtime/host/executable.py` runs the plan.
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from lathe.core.train.recipe.compression import Compression
 from lathe.core.train.recipe.key_reference import Choice, Key, Table, recipe_keys, recipe_tables
 
 RECIPES = Path("docs/recipes.md")
@@ -12,11 +13,11 @@ RECIPES = Path("docs/recipes.md")
 HEAD = """\
 # Recipes
 
-<!-- Written by `make docs` from core/train/recipe/recipe.py; a test holds it true. -->
+<!-- Written by `make docs` from the tables in core/train/recipe and core/compress/recipe.py; a test holds it true. -->
 
 A recipe holds the settings of a [training](training.md), without the path of the data and the number of threads.
 `lathe train` reads it from a TOML or JSON file. A [job](jobs.md) has it in the field `recipe`, with the same keys.
-`lathe train --keys` prints the keys, too.
+`lathe train --keys` prints the keys, too. The recipe of a [compression](#recipes-of-compressions) has other keys.
 Every invalid value and every unknown key is an error that names it. The same recipe, data, release of Lathe and number
 of threads give the same weights, bit for bit, on machines of the same kind.
 
@@ -30,6 +31,24 @@ out, too, unless `(required)` follows.
 |---|---|---|
 """
 
+COMPRESSION_HEAD = """
+## Recipes of compressions
+
+A job of kind `compress` and `lathe compress --recipe` read a recipe with these keys ([Compression](compression.md)).
+`lathe.compress` reads the table `method` alone.
+
+```toml
+rows = 256
+[method]
+kind = "static"
+calibration = "mse"
+[data]
+held_out = 0.3
+```
+
+| Key | Default | Meaning |
+|---|---|---|
+"""
 EXAMPLE = Path("docs/recipes/digits-lenet5.toml")
 
 
@@ -46,6 +65,13 @@ def _page() -> Iterator[str]:
     for table in tables.values():
         yield f"\n## {table.name}\n\n{table.meaning}\n\n"
         yield from _choices(table) if table.choices else _keys(table)
+    yield COMPRESSION_HEAD
+    links = {"data": "[`data`](#data)", "method": "[`method`](#method)"}
+    for key in recipe_keys(Compression):
+        yield _key_row(key, links.get(key.name, f"`{key.name}`"))
+    (method,) = (table for table in recipe_tables(Compression) if table.name == "method")
+    yield f"\n## method\n\n{method.meaning}\n\n"
+    yield from _choices(method)
 
 
 def _keys(table: Table) -> Iterator[str]:

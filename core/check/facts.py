@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lathe.core.errors import PlanError
@@ -86,6 +86,7 @@ def check_facts(facts: Facts) -> Facts:
         raise PlanError(f"node '{twice.name}' ({twice.op}) runs more than once")
     facts.runs = set(runs)
     _check_schedule(plan)
+    _check_edges(facts, _stages(facts, fallbacks))
     _check_ports(facts)
     return facts
 
@@ -177,6 +178,30 @@ def _check_schedule(plan: Plan) -> None:
         raise PlanError(f"the schedule ends before step {at} of {len(plan.steps)}")
 
 
+def _stages(facts: Facts, fallbacks: Sequence[Node]) -> dict[Node, int]:
+    """The number of the stage in which each node runs: steps up to a barrier, or one fallback."""
+    found: dict[Node, int] = {}
+    stage, left = 0, list(fallbacks)
+    for entry in facts.plan.schedule:
+        if isinstance(entry, Segment):
+            for each in facts.steps[entry.first : entry.last]:
+                found[each.node] = stage
+                stage += each.step.has_barrier
+            stage += 1
+        else:
+            found[left.pop(0)] = stage
+            stage += 1
+    return found
+
+
+def _check_edges(facts: Facts, stages: Mapping[Node, int]) -> None:
+    """PlanError unless each node runs in a later stage than the nodes of its control edges."""
+    for node in facts.graph.nodes:
+        for before in (value.producer for value in node.after if value.producer is not None):
+            if before in stages and node in stages and stages[before] >= stages[node]:
+                raise PlanError(f"{node.op} '{node.name}' must run after {before.op} '{before.name}'")
+
+
 def _check_ports(facts: Facts) -> None:
     """PlanError unless the plan has the inputs, states and outputs of the graph, with consecutive base numbers.
 
@@ -211,10 +236,14 @@ def base_name(plan: Plan, base: int) -> str:
 
 
 class Sizes:
-    """The values of dimensions, shapes and addresses for one batch size, `n`."""
+    """The values of dimensions, shapes and addresses for one batch size, `n`.
 
-    def __init__(self, n: int) -> None:
+    `least_rows`: smaller batches have the addresses of a batch of this size (`Plan.least_rows`).
+    """
+
+    def __init__(self, n: int, least_rows: int = 1) -> None:
         self.n = n
+        self._least_rows = least_rows
         self._env = {"n": n}
         self._known: dict[Dim, int] = {}
 
@@ -243,5 +272,5 @@ class Sizes:
         return shape if min(shape, default=0) >= 0 else None
 
     def at(self, address: Address) -> int:
-        """The offset of an address from its base in bytes. An empty batch has the addresses of a batch of one."""
-        return address.offset.at(max(self.n, 1))
+        """The offset of an address from its base in bytes."""
+        return address.offset.at(max(self.n, self._least_rows))

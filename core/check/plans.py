@@ -46,7 +46,7 @@ def _check(facts: Facts, supposed: tuple[Dim, ...]) -> None:
     for body in bodies:
         check_body(facts, body)
     for n in _sizes(facts, supposed):
-        sizes = Sizes(n)
+        sizes = Sizes(n, facts.plan.least_rows)
         SymbolicRun(facts, sizes, Aliases(facts, sizes), weights).check()
         for body in bodies:
             check_frame(facts, body, sizes)

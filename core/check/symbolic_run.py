@@ -13,11 +13,13 @@ from lathe.core.check.cut_points import cross_cut_point
 from lathe.core.check.facts import Facts, Sizes, StepFacts, base_name
 from lathe.core.check.in_place import may_run_in_place
 from lathe.core.check.memory import Memory
+from lathe.core.check.transfers import TransferCheck
 from lathe.core.check.weights import Weights
 from lathe.core.errors import PlanError
 from lathe.core.ir.dim import Dim
 from lathe.core.ir.graph import Node, Value, node_reads
 from lathe.core.kernels.call import In, Out, Outer, Scratch
+from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import ARENA, WEIGHTS, Address, Fallback, Segment
 
 _NUMBER = 48  # bits for a byte's number within a tensor; the bits above are the number of the tensor
@@ -54,12 +56,13 @@ class SymbolicRun:
     def __init__(self, facts: Facts, sizes: Sizes, same: Aliases, weights: Weights) -> None:
         self.facts, self.plan, self.sizes, self.aliases, self.weights = facts, facts.plan, sizes, same, weights
         self.n = sizes.n
-        self.memory = {ARENA: Memory(self.plan.arena.at(max(self.n, 1)))}
-        self._extent = self.plan.arena.at(max(self.n, 1))
+        self.memory = {ARENA: Memory(self.plan.arena.at(self.plan.address_rows(self.n)))}
+        self._extent = self.plan.arena.at(self.plan.address_rows(self.n))
         self._numbers: dict[Value, int] = {}
         self._holders: list[Value | str] = []  # by number: homes, and scratch memory
         self._kept: set[str] = set()  # names of the values that the runtime keeps outside the plan's memory
         self._cut_points = {cut.step: cut for cut in self.plan.cut_points}
+        self._transfers = TransferCheck(self)
         self._fill_ports()
 
     def check(self) -> None:
@@ -97,6 +100,7 @@ class SymbolicRun:
     def _end(self) -> None:
         """Make the final copies, then check that every output and every state has its value."""
         graph, plan = self.facts.graph, self.plan
+        self._transfers.cross(len(plan.steps))
         states = {port.base for port in plan.states}
         copies = [(self._value_named(name), base) for name, base in plan.copies]
         for value, base in copies:
@@ -133,6 +137,7 @@ class SymbolicRun:
                 if stage:
                     raise PlanError(f"{each} follows a cut point inside a stage")
                 self._extent = min(self._extent, cross_cut_point(self, self._cut_points[each.index]))
+            self._transfers.cross(each.index)
             stage.append(each)
             if each.step.has_barrier:
                 self._run_stage(stage)
@@ -162,11 +167,11 @@ class SymbolicRun:
             if isinstance(operand, Scratch):
                 nbytes = self._dim(operand.nbytes) * (1 if operand.shared else self.plan.threads)
                 spans = Spans([at] if nbytes else [], nbytes)
-                yield Access(each, index, address.base, spans, True, shift=self._claim(f"scratch memory of {each}"))
+                yield Access(each, index, address.base, spans, True, shift=self.claim(f"scratch memory of {each}"))
             elif value is None:
-                self.weights.check_operand(each, index, address)
+                self.weights.check_operand(each, index, self._transfers.origin_of(address))
             elif value in self.facts.graph.constants and isinstance(operand, In | Outer):
-                self._check_constant(each, index, value, address)
+                self._check_constant(each, index, value, self._transfers.origin_of(address))
             else:
                 yield self._access(each, index, value, address.base, at, isinstance(operand, Out))
 
@@ -175,6 +180,8 @@ class SymbolicRun:
         if box is None:
             raise PlanError(f"{each}, operand {index}: %{value.name} is {value.type}, which has no place in memory")
         if box.home in self.facts.graph.constants and not writes:
+            origin = self._transfers.origin_of(Address(base, Affine(b=at)))
+            base, at = origin.base, origin.offset.b
             self.weights.check_constant(each, index, box, base, at)
             return Access(each, index, base, Spans([], 0), False, value, replace(box, start=at))
         layout = Layout(at, box.shape, box.strides, box.itemsize)
@@ -317,7 +324,7 @@ class SymbolicRun:
             self._holders.append(box.home)
         return at - box.start - (number << _NUMBER)
 
-    def _claim(self, what: str) -> int:
+    def claim(self, what: str) -> int:
         """A new shift, which no tensor has, for memory that holds no value; `what` names it in messages."""
         self._holders.append(what)
         return -(len(self._holders) - 1 << _NUMBER)

@@ -39,7 +39,7 @@ class Weights:
         Packed weights and blocks: the item of the weight block at this offset must have the expected bytes, and the
         offset must not depend on the batch size. Flag: `address` must be that of the flag number of the step.
         """
-        if (each.index, index) in self._checked:
+        if (each.index, index, address) in self._checked:
             return
         operand = each.call.operands[index]
         where = f"{each}, operand {index}"
@@ -51,7 +51,7 @@ class Weights:
             expected_data = self._expected_data(each, operand)
             if address.offset.a or address.base != WEIGHTS or not self._holds(address.offset.b, expected_data):
                 raise PlanError(f"{where}: {operand} should lie at {address}, where other weights are")
-        self._checked.add((each.index, index))
+        self._checked.add((each.index, index, address))
 
     def check_constant(self, where: object, index: int | None, box: Box, base: int, at: int) -> None:
         """PlanError unless the constant `box.home` is in the weight block, where a step reads its part `box`.
@@ -66,6 +66,11 @@ class Weights:
                 f"{where}{operand}: constant %{box.home.name} is not at byte {at - box.start} of base {base}"
             )
         self._checked.add((box.home, base, at - box.start))
+
+    def end_of(self, offset: int) -> int:
+        """The end of the item of the weight block with the byte at this offset; the offset itself if there is none."""
+        index = bisect_right(self._starts, offset) - 1
+        return max(self._items[index].offset + self._items[index].nbytes, offset) if index >= 0 else offset
 
     def _expected_data(self, each: StepFacts, operand: Operand) -> Array:
         if isinstance(operand, Block):

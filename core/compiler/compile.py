@@ -80,8 +80,9 @@ def compile(
     result that it would get alone; `Session.packing` says whether there is one, and why not.
 
     `device` names a device ("cuda", "cuda:1"; see core/runtime/device/devices.py), or several, most preferred first.
-    The first device runs all nodes that it has kernels for, within `device_memory` (bytes by device), then the next
-    device, and the CPU runs the rest. `placement="cost"` gives a device only nodes whose gain outweighs the copies, and
+    The first device runs all nodes that it has kernels for, within `device_memory` (bytes by device, by default all of
+    it), then the next one. On the last one, values and weights that exceed the memory wait on the host between their
+    uses. The CPU runs the rest. `placement="cost"` gives a device only nodes whose gain outweighs the copies, and
     a mapping from names of nodes to devices overrides everything else. `Session.explain` shows where nodes run, and the
     copies.
 

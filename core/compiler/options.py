@@ -106,11 +106,15 @@ def with_placement(
 ) -> Options:
     """The options with rules for placing nodes on devices; `placement` and `device_memory` as for `compile`.
 
-    ValueError for a device that is not among those of the options, or an unknown placement; UnsupportedError for a name
+    ValueError for a device that is not among those of the options, an unknown placement, or a memory that is no integer
+    of 1 or more; UnsupportedError for a name
     that is no device, and for packing with devices.
     """
     pins = {} if isinstance(placement, str) else {node: canonical(name) for node, name in placement.items()}
-    limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
+    limits = {
+        canonical(name): _checked_count(f"device_memory of '{name}', in bytes", nbytes)
+        for name, nbytes in (device_memory or {}).items()
+    }
     if options.packing and options.devices:
         raise UnsupportedError(f"packed sequences run on the CPU alone, not on {', '.join(options.devices)}")
     for names, known in ((pins.values(), (*options.devices, HOST)), (limits, options.devices)):

@@ -197,7 +197,8 @@ class _Cutter:
     def _node(self, part: _Part, nodes: Sequence[Node], supposed: tuple[Dim, ...]) -> Node:
         """Compile a part, and return the node that stands for it in the script.
 
-        Its inputs and outputs are the values that enter and leave `nodes`, the nodes of the part. The code is added to
+        Its inputs and outputs are the values that enter and leave `nodes`, the nodes of the part, and it has their
+        control edges from other nodes. The code is added to
         `parts`. `supposed`: dimensions that the code assumes to be 0 or more, besides those that its extents imply.
         """
         store = open_store(self.options.cache_dir)
@@ -211,7 +212,9 @@ class _Cutter:
             "part": len(self.parts) - 1,
             "supposed": tuple(dict.fromkeys((*supposed, *least_extents(part.graph)))),
         }
-        node = Node(PART, list(inputs), outputs, attrs, f"part {len(self.parts) - 1}")
+        own = {value for node in nodes for value in node.outputs}
+        after = tuple(dict.fromkeys(value for node in nodes for value in node.after if value not in own))
+        node = Node(PART, list(inputs), outputs, attrs, f"part {len(self.parts) - 1}", after=after)
         for value in outputs:
             value.producer = node
         return node

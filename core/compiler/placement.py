@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
 from lathe.core.codegen.target import host
+from lathe.core.compiler.device_memory import DeviceMemory, forecast_seconds
 from lathe.core.compiler.options import Options
 from lathe.core.compiler.tuner import Choices, Prepare, Record, choices
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import Dim
 from lathe.core.ir.graph import Graph
 from lathe.core.kernels.cpu import object_for
-from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.kernels.target import GPU_PREFIX, GpuTarget, Target
+from lathe.core.plan.movables import MemoryLimit
 from lathe.core.plan.placement import HOST, DeviceSite, Part, Placement, PlacementOptions, place_nodes
 from lathe.core.plan.plan import PlannedGraph, weight_chunks
 from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.artifact.compiled import Compiled, Split
 from lathe.core.runtime.artifact.store import Store, open_store
 from lathe.core.runtime.device.device_trial import device_bench
-from lathe.core.runtime.device.devices import open_device
+from lathe.core.runtime.device.devices import canonical, open_device
 from lathe.core.runtime.host.machine import peaks
-from lathe.core.runtime.host.plan_memory import memory_of_plan
 from lathe.core.runtime.host.trial import Bench, host_bench
 from lathe.core.runtime.session.placed import Wiring
 
 _MIN_SECONDS = 1e-9  # seconds: too few to measure, but existing findings are used
-_MARGIN = 0.95  # safety factor for the next goal after a plan has exceeded its limit
 
 
 def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Dim, ...] = ()) -> Split:
@@ -87,44 +87,83 @@ def _within_limits(
 ) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
     """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
 
-    The memory that a device needs is only known after planning its parts. If it exceeds the limit, the device gets a
-    lower goal, and all nodes are placed again, in the extreme case all on the host. UnsupportedError as for `split`.
+    If the placement is by cost and something swaps, the same without swapping is planned, too, and the faster of the
+    two by forecast is taken. UnsupportedError as for `split`.
     """
-    goals = dict(options.limits)
+    _name_devices(graph, options.devices)
+    placement, planned = _planned(graph, options, tuning, supposed, True)
+    if not options.by_cost or not any(each.plan.transfers for each, _ in planned):
+        return placement, planned
+    other, others = _planned(graph, options, tuning, supposed, False)
+    seconds = [
+        forecast_seconds(where, [each for each, _ in plans], options.max_batch, options.threads)
+        for where, plans in ((placement, planned), (other, others))
+    ]
+    note = f"forecast {seconds[0] * 1e6:.1f} us with swapping, {seconds[1] * 1e6:.1f} us with nodes on {HOST} instead"
+    chosen, plans = (placement, planned) if seconds[0] <= seconds[1] else (other, others)
+    return replace(chosen, notes=(*chosen.notes, note)), plans
+
+
+def _planned(
+    graph: Graph, options: Options, tuning: Tuning, supposed: tuple[Dim, ...], swaps: bool
+) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
+    """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
+
+    The memory that a device needs is only known after planning its parts. If it exceeds the limit, values and weights
+    swap with the host, or all nodes are placed again with a lower goal for the device, in the extreme case all on the
+    host. Without `swaps`, only devices that nodes are pinned to swap. UnsupportedError as for `split`.
+    """
+    pinned = frozenset(device for _, device in options.pins) | {node.device for node in graph.nodes}
+    last = options.devices[-1:] if swaps else ()
+    memory = DeviceMemory(options.devices, dict(options.limits), pinned, options.max_batch, swaps={*last})
     while True:
-        placement = placement_of(graph, options, goals)
-        planned = [_plan_part(part, options, tuning.choices(part), supposed) for part in placement.parts]
-        taken = _bytes_by_device(placement, [plan for plan, _ in planned], options.max_batch)
-        over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
-        if not over:
-            return placement, planned
-        goals |= {name: int(goals[name] * ratio * _MARGIN) for name, ratio in over.items()}
+        placement = placement_of(graph, options, memory.goals, memory.swaps)
+        chosen = [tuning.choices(part) for part in placement.parts]
+
+        def plan_part(
+            index: int, limit: MemoryLimit | None, placement: Placement = placement, chosen: list[Choices] = chosen
+        ) -> PlannedGraph:
+            return _plan_part(placement.parts[index], options, chosen[index], supposed, limit)
+
+        planned = memory.plan(placement, plan_part)
+        if planned is not None:
+            noted = replace(placement, notes=(*placement.notes, *memory.notes))
+            return noted, list(zip(planned, chosen, strict=True))
 
 
-def placement_of(graph: Graph, options: Options, limits: Mapping[str, int]) -> Placement:
+def _name_devices(graph: Graph, devices: Sequence[str]) -> None:
+    """Give the annotations of a graph the names that devices have here ("cuda" becomes "cuda:0").
+
+    If kernels are compiled ahead for the description of a GPU, that one stands for all GPUs. UnsupportedError for a
+    name that is no device.
+    """
+    absent = next((name for name in devices if name.startswith(GPU_PREFIX)), None)
+    for node in graph.nodes:
+        if node.device:
+            try:
+                name = canonical(node.device)
+            except UnsupportedError as error:
+                raise UnsupportedError(error.reason, where=f"node '{node.name}'") from None
+            node.device = absent if absent is not None and name != HOST else name
+
+
+def placement_of(graph: Graph, options: Options, limits: Mapping[str, int], swaps: Set[str] = frozenset()) -> Placement:
     """The device of each node, among those of the options, within `limits` (bytes by device).
 
-    UnsupportedError as for `split`.
+    The last device keeps nodes beyond its limit if it is one of those that `swaps` names, as does every such device for
+    nodes that are pinned there. UnsupportedError as for `split`.
     """
     sites = [_site(name, options) for name in (*options.devices, HOST)]
-    wishes = PlacementOptions(dict(options.pins), options.by_cost, options.max_batch)
+    wishes = PlacementOptions(dict(options.pins), options.by_cost, options.max_batch, frozenset(swaps))
     return place_nodes(graph, [replace(site, memory=limits.get(site.name)) for site in sites], wishes)
 
 
 def _plan_part(
-    part: Part, options: Options, choose: Choices, supposed: tuple[Dim, ...]
-) -> tuple[PlannedGraph, Choices]:
+    part: Part, options: Options, choose: Choices, supposed: tuple[Dim, ...], limit: MemoryLimit | None
+) -> PlannedGraph:
     threads = options.threads if part.device == HOST else 1
     target = target_on(part.device, options)
-    return make_plan(part.graph, target, threads, choose, options.winograd, supposed), choose
-
-
-def _bytes_by_device(placement: Placement, planned: Sequence[PlannedGraph], rows: int) -> Counter[str]:
-    """The bytes that the parts of each device need together for batches of `rows`; 0 for the host."""
-    taken: Counter[str] = Counter()
-    for part, each in zip(placement.parts, planned, strict=True):
-        taken[part.device] += 0 if part.device == HOST else memory_of_plan(each.plan, rows).total
-    return taken
+    return make_plan(part.graph, target, threads, choose, options.winograd, supposed, limit)
 
 
 def _site(name: str, options: Options) -> DeviceSite:

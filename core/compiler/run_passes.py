@@ -32,9 +32,11 @@ def run_passes(
     """A copy of a graph, whose symbols are bound already, after the passes; and the reports of the passes.
 
     `graph` itself stays unchanged. `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will
-    be cut into parts, and each body is compiled as a graph of its own.
+    be cut into parts, and each body is compiled as a graph of its own. Without devices besides the CPU, device
+    annotations have no effect, and a report says so.
     """
     here = not options.devices
+    graph, note = _without_devices(graph) if here else (graph, [])
     own = product_dtype(graph)
     wanted = "float32" if options.precision == "tf32" else options.precision
     precision = str(own) if own is not None and wanted == "float32" else wanted
@@ -45,4 +47,17 @@ def run_passes(
         from lathe.core.check.types import check_types
 
         check_types(graph)
-    return graph, reports
+    return graph, [*note, *reports]
+
+
+def _without_devices(graph: Graph) -> tuple[Graph, list[PassReport]]:
+    """A graph without device annotations, and a report that says so; the graph itself if it has none."""
+    count = sum(bool(node.device) for node in graph.nodes)
+    if not count:
+        return graph, []
+    graph = graph.clone()
+    for node in graph.nodes:
+        node.device = ""
+    nodes = len(graph.nodes)
+    note = "without effect, as the model is compiled for the CPU alone"
+    return graph, [PassReport("device annotations", count, nodes, nodes, 0.0, (note,))]

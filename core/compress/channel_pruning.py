@@ -69,6 +69,17 @@ def remove_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> tuple[G
     or heads, are removed together. Inputs and outputs keep their shapes. UnsupportedError if a name in `options.skip`
     names no node, or no channel can be removed.
     """
+    analysis, removed, choices = _choose(graph, options)
+    return cut(analysis, removed), choices
+
+
+def check_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> None:
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no channel can be removed."""
+    _choose(graph, options)
+
+
+def _choose(graph: Graph, options: ChannelPruning) -> tuple[ChannelAnalysis, frozenset[int], list[GroupChoice]]:
+    """The analysis of a prepared copy of `graph`, the channels to remove, and the choice for each group."""
     prepared, _ = run_passes(graph, required_passes(Options()))
     _separate_constants(prepared)
     infer_graph(prepared)
@@ -83,7 +94,7 @@ def remove_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> tuple[G
         choices.append(GroupChoice(group.name, len(group.channels), len(group.channels) - len(going)))
     if not removed:
         raise UnsupportedError("expected layers with channels that can be removed, got none")
-    return cut(analysis, frozenset(removed)), choices
+    return analysis, frozenset(removed), choices
 
 
 def _separate_constants(graph: Graph) -> None:

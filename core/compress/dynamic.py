@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lathe.core.compress.products import check_skipped, grid_of_weights, has_constant_weights, prepare
-from lathe.core.compress.rounding import ROUNDINGS, Rounding
+from lathe.core.compress.rounding import DIRECT_ROUNDINGS, Rounding
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Attr, Graph, Node, Value
 from lathe.core.ir.types import DType
@@ -41,9 +41,8 @@ class DynamicQuantization:
     skip: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        allowed = [each for each in ROUNDINGS if each != "adaround"]
-        if self.rounding not in allowed:
-            raise UnsupportedError(f"rounding: expected one of {', '.join(allowed)}, got {self.rounding!r}")
+        if self.rounding not in DIRECT_ROUNDINGS:
+            raise UnsupportedError(f"rounding: expected one of {', '.join(DIRECT_ROUNDINGS)}, got {self.rounding!r}")
 
 
 DEFAULTS = DynamicQuantization()
@@ -56,12 +55,8 @@ def quantize_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> G
     product is large enough.
     """
     prepared = prepare(graph)
-    check_skipped(prepared, options.skip)
     editor = Editor(prepared)
-    products = [node for node in prepared.nodes if _is_large(editor, node, options.least_elements, options.skip)]
-    if not products:
-        least = options.least_elements
-        raise UnsupportedError(f"expected a Conv, MatMul or Gemm with constant weights of {least} or more, got none")
+    products = _large_products(editor, options)
     activations: dict[Value, tuple[Value, Value, Value]] = {}
     for node in products:
         source = node.required_input(0)
@@ -71,6 +66,21 @@ def quantize_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> G
         editor.replace(node.output, _integer_product(editor, node, activations[source], options))
     editor.finish()
     return prepared
+
+
+def check_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> None:
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product is large enough."""
+    _large_products(Editor(prepare(graph)), options)
+
+
+def _large_products(editor: Editor, options: DynamicQuantization) -> list[Node]:
+    """The products of the editor's prepared graph that are quantized; errors as in `check_dynamic`."""
+    check_skipped(editor.graph, options.skip)
+    least = options.least_elements
+    products = [node for node in editor.graph.nodes if _is_large(editor, node, least, options.skip)]
+    if not products:
+        raise UnsupportedError(f"expected a Conv, MatMul or Gemm with constant weights of {least} or more, got none")
+    return products
 
 
 def _is_large(editor: Editor, node: Node, least: int, skip: Collection[str]) -> bool:

@@ -70,6 +70,11 @@ def quantize_within(
     return calibrated.quantized(_with_sums(calibrated, chosen)), report, error
 
 
+def measure_layers(calibrated: Calibrated, feeds: Feeds, threads: int | None = None) -> list[LayerChoice]:
+    """What each product costs on `feeds` in both forms, without a choice."""
+    return list(_measure(calibrated, feeds, _outputs(calibrated.graph, feeds, threads), threads).values())
+
+
 def _measure(calibrated: Calibrated, feeds: Feeds, exact: Outputs, threads: int | None) -> dict[int, LayerChoice]:
     """The error and the times of each product, by its index."""
     exact_times, integer_times = _times([calibrated.graph, calibrated.quantized(calibrated.layers)], feeds)

@@ -85,7 +85,7 @@ def quantize(
         seed,
         equalizes,
     )
-    feeds = _feeds_of(graph, data, batch)
+    feeds = feeds_of(graph, data, batch)
     if budget is not None:
         return quantize_within(graph, list(feeds), budget, choices, threads)[0]
     return quantize_static(graph, feeds, choices, threads)
@@ -120,7 +120,7 @@ def quantize_weights(
     """
     graph = graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
-    feeds = _feeds_of(graph, data, batch)
+    feeds = feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
 
 
@@ -146,11 +146,12 @@ def quantize_dynamic(
 
 
 def graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
-    """The graph itself, or the one that an ONNX file or its bytes hold."""
+    """The graph of a model: a graph, a path to an ONNX file, or its bytes. ModelError, OSError."""
     return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
 
 
-def _feeds_of(graph: Graph, data: Mapping[str, NDArray[Any]] | Iterable[Feeds], batch: int) -> Iterable[Feeds]:
+def feeds_of(graph: Graph, data: Mapping[str, NDArray[Any]] | Iterable[Feeds], batch: int) -> Iterable[Feeds]:
+    """The feeds of each run, from arrays by name of an input or from feeds; UnsupportedError for a `batch` below 1."""
     if batch < 1:
         raise UnsupportedError(f"batch: expected 1 row or more, got {batch}")
     return batches_of(graph, data, batch) if isinstance(data, Mapping) else data

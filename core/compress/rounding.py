@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Rounding = Literal["nearest", "stochastic", "floor", "ceil", "adaround"]
+DirectRounding = Literal["nearest", "stochastic", "floor", "ceil"]  # needs no data
+Rounding = Literal[DirectRounding, "adaround"]
+DIRECT_ROUNDINGS: tuple[DirectRounding, ...] = get_args(DirectRounding)
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 

@@ -164,7 +164,7 @@ def calibrate(
 ) -> Calibrated:
     """Prepare a graph and choose the grid of each activation that integers may represent; errors: `quantize_static`."""
     prepared = prepare(graph)
-    check_skipped(prepared, options.skip)
+    layers_of(prepared, options.skip)  # before any run
     if options.equalizes:
         equalize(prepared, options.skip)
     kept: Sequence[Feeds] = ()
@@ -174,8 +174,6 @@ def calibrate(
             nodes = [prepared.nodes[index] for index in layers_of(prepared, options.skip)]
             smooth(prepared, nodes, options.smoothing, kept, threads)
     editor, layers = Editor(prepared), layers_of(prepared, options.skip)
-    if not any(prepared.nodes[index].op in CHANNEL_AXIS for index in layers):
-        raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     read = dict.fromkeys(value.name for index in layers for value in _activations(editor, prepared.nodes[index]))
     histograms = collect_histograms(prepared, read, batches, threads)
     grids = {
@@ -222,10 +220,17 @@ def _learned_codes(
 
 
 def layers_of(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
-    """The indices of the nodes that integers can compute, without those that `skip` names."""
+    """The indices of the nodes of a prepared graph that integers can compute, without those that `skip` names.
+
+    UnsupportedError if a name in `skip` names no node, or if none of these nodes is a product with constant weights.
+    """
+    check_skipped(graph, skip)
     editor = Editor(graph)
     nodes = enumerate(graph.nodes)
-    return tuple(index for index, node in nodes if node.name not in skip and _is_quantizable(editor, node))
+    layers = tuple(index for index, node in nodes if node.name not in skip and _is_quantizable(editor, node))
+    if not any(graph.nodes[index].op in CHANNEL_AXIS for index in layers):
+        raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
+    return layers
 
 
 def _is_quantizable(editor: Editor, node: Node) -> bool:

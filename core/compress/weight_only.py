@@ -84,17 +84,8 @@ def quantize_weights(
     `options.skip` names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
     """
     prepared = prepare(graph)
-    check_skipped(prepared, options.skip)
     editor = Editor(prepared)
-    found = [(node, matrix) for node in prepared.nodes if (matrix := matrix_of(editor, node)) is not None]
-    products = [
-        _Product(node, matrix)
-        for node, matrix in found
-        if node.name not in options.skip and matrix.size >= options.least_elements
-    ]
-    if not products:
-        least = options.least_elements
-        raise UnsupportedError(f"expected a MatMul or Gemm with constant weights of {least} or more elements, got none")
+    products = _large_products(editor, options)
     if not options.needs_data:
         for product in products:
             _store_rounded(editor, product, options, None)
@@ -115,6 +106,23 @@ class _Product:
         value = self.node.inputs[0]
         assert value is not None, "matrix_of"
         return value.name
+
+
+def check_weights(graph: Graph, options: WeightQuantization) -> None:
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no weight is large enough."""
+    _large_products(Editor(prepare(graph)), options)
+
+
+def _large_products(editor: Editor, options: WeightQuantization) -> list[_Product]:
+    """The products of the editor's prepared graph whose weights are quantized; errors as in `check_weights`."""
+    check_skipped(editor.graph, options.skip)
+    nodes = [node for node in editor.graph.nodes if node.name not in options.skip]
+    found = [_Product(node, matrix) for node in nodes if (matrix := matrix_of(editor, node)) is not None]
+    products = [product for product in found if product.matrix.size >= options.least_elements]
+    if not products:
+        least = options.least_elements
+        raise UnsupportedError(f"expected a MatMul or Gemm with constant weights of {least} or more elements, got none")
+    return products
 
 
 def _quantize_with_data(

@@ -13,7 +13,7 @@ from lathe.core.compress.masks import Pattern, masks_of, parse_pattern
 from lathe.core.compress.product_moments import as_matrices, from_matrices
 from lathe.core.compress.products import check_skipped, has_constant_weights, prepare
 from lathe.core.errors import UnsupportedError
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import Array, Graph, Node
 from lathe.core.passes.rewrite.editor import Editor
 
 
@@ -61,18 +61,8 @@ def prune_weights(graph: Graph, options: WeightPruning = DEFAULTS) -> tuple[Grap
     product has constant weights.
     """
     prepared = prepare(graph)
-    check_skipped(prepared, options.skip)
     editor = Editor(prepared)
-    found = {}
-    for node in prepared.nodes:
-        weights = editor.array(node.input(1)) if has_constant_weights(editor, node) else None
-        if weights is None or node.name in options.skip or weights.size < options.least_elements:
-            continue
-        if node.op == "Conv" or weights.ndim == 2:
-            found[node] = weights
-    if not found:
-        least = options.least_elements
-        raise UnsupportedError(f"expected a Conv, MatMul or Gemm with constant weights of {least} or more, got none")
+    found = _large_products(editor, options)
     scores = {node: np.abs(as_matrices(node, weights)) for node, weights in found.items()}
     report = []
     for node, mask in masks_of(scores, options.sparsity, options.blocks, options.is_global).items():
@@ -83,3 +73,23 @@ def prune_weights(graph: Graph, options: WeightPruning = DEFAULTS) -> tuple[Grap
         report.append(Sparsity(node.name or node.output.name, weights.size, int(weights.size - kept.sum())))
     editor.finish()
     return prepared, report
+
+
+def check_sparsity(graph: Graph, options: WeightPruning = DEFAULTS) -> None:
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product has constant weights."""
+    _large_products(Editor(prepare(graph)), options)
+
+
+def _large_products(editor: Editor, options: WeightPruning) -> dict[Node, Array]:
+    """The products of the editor's prepared graph that are pruned, and their weights; errors as in `check_sparsity`."""
+    check_skipped(editor.graph, options.skip)
+    least, found = options.least_elements, {}
+    for node in editor.graph.nodes:
+        weights = editor.array(node.input(1)) if has_constant_weights(editor, node) else None
+        if weights is None or node.name in options.skip or weights.size < least:
+            continue
+        if node.op == "Conv" or weights.ndim == 2:
+            found[node] = weights
+    if not found:
+        raise UnsupportedError(f"expected a Conv, MatMul or Gemm with constant weights of {least} or more, got none")
+    return found

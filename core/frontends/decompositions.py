@@ -113,6 +113,19 @@ def _conv(w: Writer, node: Node) -> Sequence[Value]:
     return [_apply_epilogue(w, node, _to_layout(w, node, _plain_conv(w, node)), _extras(node))]
 
 
+@_UNFOLDINGS.add("PackImage")
+def _packed_image(w: Writer, node: Node) -> Sequence[Value]:
+    image, block = _channels_first(w, node, node.inputs[0]), int(str(node.attrs.get("block", 1)))
+    added = int(str(node.attrs["channels"])) - int(str(image.shape[1]))
+    if added:
+        pads = w.emitter.constant(np.array([0, 0, 0, 0, 0, added, 0, 0], np.int64))
+        image = w.emit("Pad", image, pads)
+    image = _cast(w, image, node.output.dtype)
+    if block > 1:
+        image = w.emit("SpaceToDepth", image, blocksize=block)
+    return [w.transposed(image, (0, 2, 3, 1))]
+
+
 @_UNFOLDINGS.add("PooledConv")
 def _pooled_conv(w: Writer, node: Node) -> Sequence[Value]:
     full = _apply_epilogue(w, node, _to_layout(w, node, _plain_conv(w, node)), _extras(node))
@@ -190,8 +203,8 @@ def _iota(w: Writer, node: Node) -> Sequence[Value]:
     return [_cast(w, total, node.output.dtype)]
 
 
-@_UNFOLDINGS.add("StopGradient")
-def _stop_gradient(w: Writer, node: Node) -> Sequence[Value]:
+@_UNFOLDINGS.add("StopGradient", "Boundary")
+def _first_input(w: Writer, node: Node) -> Sequence[Value]:
     return [w.emit("Identity", node.inputs[0])]
 
 

@@ -53,11 +53,12 @@ def _lower_graph(graph: Graph, session: ImportSession, sources: Mapping[str, tup
 def _lower_node(writer: Writer, node: Node) -> None:
     writer.emitter.label = node.name or node.outputs[0].name
     unfold = decomposition(node)
-    if unfold is not None:
-        _replace_outputs(writer, node, unfold(writer, node))
-        return
-    node.name = writer.session.fresh_label(writer.emitter.label)
-    node.inputs, node.attrs = writer.in_onnx_form(node.op, node.inputs, node.attrs)
+    with writer.emitter.annotated(node.device, node.after):
+        if unfold is not None:
+            _replace_outputs(writer, node, unfold(writer, node))
+            return
+        node.name = writer.session.fresh_label(writer.emitter.label)
+        node.inputs, node.attrs = writer.in_onnx_form(node.op, node.inputs, node.attrs)
     for body in node.subgraphs:
         _lower_graph(body, writer.session, writer.sources)
     writer.emitter.graph.nodes.append(node)

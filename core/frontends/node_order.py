@@ -8,19 +8,21 @@ from collections.abc import Iterator, Sequence
 import onnx
 
 from lathe.core.errors import ModelError
+from lathe.core.frontends.annotations import names_after
 
 
 def topological_order(nodes: Sequence[onnx.NodeProto], where: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in topological order; of several nodes that may come next, the first in the file.
 
-    A node reads its inputs and the values that its bodies capture. ModelError if two nodes define one name, and on a
-    cycle, after all nodes that do not depend on it. The algorithm is that of Kahn (1962).
+    A node needs its inputs, the values that its bodies capture, and those of its control edges. ModelError if two nodes
+    define one name, and on a cycle, after all nodes that do not depend on it. The algorithm is that of Kahn (1962).
     """
     producers = _producers(nodes, where)
     waiting: list[int] = []
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
-        sources = {producers[name] for name in reads(node) if name in producers}
+        needs = reads(node) | set(names_after(node, f"node '{_label(node)}' ({node.op_type})"))
+        sources = {producers[name] for name in needs if name in producers}
         waiting.append(len(sources))
         for source in sources:
             readers.setdefault(source, []).append(index)

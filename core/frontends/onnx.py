@@ -18,6 +18,7 @@ import onnx
 
 from lathe.core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
 from lathe.core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
+from lathe.core.frontends.annotations import device_of, names_after
 from lathe.core.frontends.attributes import attribute_value, check_kinds, check_known
 from lathe.core.frontends.declared_types import Symbols, is_compatible, value_type
 from lathe.core.frontends.defaults import Types, replaceable_defaults
@@ -244,6 +245,14 @@ class _Importer:
             self._node(proto, frame, f"node '{frame.emitter.label}' ({proto.op_type})")
 
     def _node(self, proto: onnx.NodeProto, frame: Frame, where: str) -> None:
+        after = [_read_present(name, frame, where) for name in names_after(proto, where)]
+        count = len(frame.emitter.graph.nodes)
+        with frame.emitter.annotated(device_of(proto), after):
+            self._annotated(proto, frame, where)
+        if after and not any(node.after for node in frame.emitter.graph.nodes[count:]):
+            raise UnsupportedError("runs after other nodes, but reads no computed value", where=where)
+
+    def _annotated(self, proto: onnx.NodeProto, frame: Frame, where: str) -> None:
         inputs = [frame.scope.read(name, where) if name else None for name in proto.input]
         attrs = self._attributes(proto, inputs, frame, where)
         domain = default_domain(proto.domain)

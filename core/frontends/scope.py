@@ -88,12 +88,17 @@ class Scope:
 
 
 class Emitter:
-    """Appends nodes and constants to a graph. `label` is the node being imported, for new names and errors."""
+    """Appends nodes and constants to a graph. `label` is the node being imported, for new names and errors.
+
+    New nodes get the annotation `device`, and the control edges `after` if they read a value that is no constant.
+    """
 
     def __init__(self, graph: Graph, session: ImportSession, label: str = "") -> None:
         self.graph = graph
         self.session = session
         self.label = label
+        self.device = ""
+        self.after: tuple[Value, ...] = ()
 
     def constant(self, array: object, name: str = "", dtype: DType | None = None) -> Value:
         """Add a constant, whose elements count as known, and return its value. The array itself becomes read-only."""
@@ -132,7 +137,10 @@ class Emitter:
         ModelError, which names the node, if its inputs or attributes do not fit; UnsupportedError for an unknown
         operator, or an unknown rank that the operator needs. After an error, the node is not in the graph.
         """
-        node = Node(op, list(inputs), [], dict(attrs), self.session.fresh_label(label or self.label))
+        can_wait = any(value is not None and value not in self.graph.constants for value in inputs)
+        after = self.after if can_wait else ()
+        name = self.session.fresh_label(label or self.label)
+        node = Node(op, list(inputs), [], dict(attrs), name, self.device, after)
         node.outputs = [Value(name, _UNTYPED, node) for name in outputs]
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
@@ -142,6 +150,16 @@ class Emitter:
                 check_size(value.type, describe(node))
         self.graph.nodes.append(node)
         return node.outputs
+
+    @contextmanager
+    def annotated(self, device: str, after: Sequence[Value]) -> Iterator[None]:
+        """Within the context, nodes have a device ("": that of outside), and control edges besides those of outside."""
+        outside = self.device, self.after
+        self.device, self.after = device or self.device, tuple(dict.fromkeys((*self.after, *after)))
+        try:
+            yield
+        finally:
+            self.device, self.after = outside
 
 
 @contextmanager

@@ -56,13 +56,19 @@ class Value:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)  # weak references: caches have nodes as keys
 class Node:
-    """One application of an operator. An absent optional input is None; no list of inputs ends with None."""
+    """One application of an operator. An absent optional input is None; no list of inputs ends with None.
+
+    `device`: the name of the device that must run the node; "" if any may. `after`: control edges, as values that other
+    nodes compute: the node runs after these nodes, but does not read the values.
+    """
 
     op: str
     inputs: list[Value | None]
     outputs: list[Value]
     attrs: dict[str, Attr] = field(default_factory=dict)
     name: str = ""
+    device: str = ""
+    after: tuple[Value, ...] = ()
 
     @property
     def output(self) -> Value:
@@ -179,7 +185,10 @@ class Graph:
             _replace_reads(self, final)
 
     def live_nodes(self) -> list[Node]:
-        """The nodes of this graph on which an output or the update of a state depends, in graph order."""
+        """The nodes of this graph on which an output or the update of a state depends, in graph order.
+
+        That includes nodes after which a live node runs.
+        """
         return self._live()[0]
 
     def _live(self) -> tuple[list[Node], set[Value]]:
@@ -189,7 +198,7 @@ class Graph:
         for node in reversed(self.nodes):
             if any(output in live for output in node.outputs):
                 live_nodes.append(node)
-                live.update(node_reads(node))
+                live.update(node_needs(node))
         return live_nodes[::-1], live
 
     def remove_dead(self) -> int:
@@ -230,6 +239,11 @@ def node_reads(node: Node) -> list[Value]:
     return reads
 
 
+def node_needs(node: Node) -> list[Value]:
+    """The values that must be computed before a node runs: those that it reads, then those of its control edges."""
+    return [*node_reads(node), *node.after] if node.after else node_reads(node)
+
+
 def attr_symbols(node: Node) -> frozenset[str]:
     """The symbols in a node's attributes, including the attributes of nodes in its bodies."""
     return frozenset().union(*map(_attr_symbols, node.attrs.values()))
@@ -266,7 +280,7 @@ def captures(body: Graph) -> list[Value]:
 
 
 def topological(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes with every producer before its readers. ValueError on a cycle.
+    """The nodes with every producer before its readers, and before those that run after it. ValueError on a cycle.
 
     Nodes that are sorted already keep their order; a producer that comes too late moves before its first reader.
     Depth-first search with an explicit stack, since graphs may be deeper than Python's recursion limit.
@@ -279,7 +293,7 @@ def topological(nodes: Iterable[Node]) -> list[Node]:
         stack = [root]
         while stack:
             node = stack[-1]
-            waiting = [p for v in node_reads(node) if (p := producers.get(v)) is not None and not state.get(p, False)]
+            waiting = [p for v in node_needs(node) if (p := producers.get(v)) is not None and not state.get(p, False)]
             if state.get(node) is True or not waiting:
                 stack.pop()
                 if state.get(node) is not True:
@@ -303,6 +317,7 @@ def _resolve(value: Value, replacements: Mapping[Value, Value]) -> Value:
 def _replace_reads(graph: Graph, final: Mapping[Value, Value]) -> None:
     for node in graph.nodes:
         node.inputs = [final.get(v, v) if v is not None else None for v in node.inputs]
+        node.after = tuple(final.get(v, v) for v in node.after)
         for body in node.subgraphs:
             _replace_reads(body, final)
     graph.outputs = [final.get(v, v) for v in graph.outputs]
@@ -323,7 +338,8 @@ def _clone(graph: Graph, mapping: dict[Value, Value], env: Mapping[str, Dim]) ->
     for node in graph.nodes:
         inputs = [mapping.get(v, v) if v is not None else None for v in node.inputs]
         attrs = {key: _clone_attr(attr, mapping, env) for key, attr in node.attrs.items()}
-        twin = Node(node.op, inputs, [], attrs, node.name)
+        after = tuple(mapping.get(v, v) for v in node.after)
+        twin = Node(node.op, inputs, [], attrs, node.name, node.device, after)
         twin.outputs = [copy(v, twin) for v in node.outputs]
         new.nodes.append(twin)
     new.outputs = [mapping.get(v, v) for v in graph.outputs]

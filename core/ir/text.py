@@ -8,10 +8,13 @@
       state %count : int64[] = [0] -> %count.next
       %y : float32[n,2] = MatMul(%x, %w) "layer1"
       %z : float32[n,2] = Elementwise(%y) {body = graph @relu { ... }}
+      %u : float32[n,2] = Exp(%x) "layer2" on "cuda:1" after %y, %z
       output %z
     }
 
 `default` names a constant that a run may replace, and the type that the replacement may have.
+
+`on` names the device that must run a node, and `after` the values of its control edges.
 
 An absent optional input prints as `_`. A large array, that is one of more than `INLINE_LIMIT` elements that are not
 strings, prints as an offset into a separate block of bytes (row-major, little-endian), which `Weights` collects. This
@@ -101,7 +104,9 @@ def _node_text(node: Node, weights: Weights | None, indent: str) -> str:
     inputs = ", ".join("_" if value is None else _use(value) for value in node.inputs)
     attrs = ", ".join(f"{key} = {_attr(node.attrs[key], weights, indent)}" for key in sorted(node.attrs))
     label = f" {json.dumps(node.name)}" if node.name else ""
-    return f"{outputs} = {node.op}({inputs})" + (f" {{{attrs}}}" if attrs else "") + label
+    place = f" on {json.dumps(node.device)}" if node.device else ""
+    after = f" after {', '.join(map(_use, node.after))}" if node.after else ""
+    return f"{outputs} = {node.op}({inputs})" + (f" {{{attrs}}}" if attrs else "") + label + place + after
 
 
 def _define(value: Value) -> str:
@@ -302,9 +307,7 @@ class _Parser:
             self._expect("%")
             pending.append((value, self._name(), initial))
         elif self._accept("output"):
-            graph.outputs = [self._use()]
-            while self._accept(","):
-                graph.outputs.append(self._use())
+            graph.outputs = list(self._uses())
         else:
             graph.nodes.append(self._node())
 
@@ -331,6 +334,11 @@ class _Parser:
         self._expect("%")
         return self._lookup(self._name())
 
+    def _uses(self) -> Iterator[Value]:
+        yield self._use()
+        while self._accept(","):
+            yield self._use()
+
     def _lookup(self, name: str) -> Value:
         for scope in reversed(self.scopes):
             if name in scope:
@@ -352,6 +360,10 @@ class _Parser:
             node.attrs = dict(self._attr_items())
         if self._next.kind == "string":
             node.name = str(json.loads(self._take().text))
+        if self._accept("on"):
+            node.device = str(json.loads(self._expect_kind("string").text))
+        if self._accept("after"):
+            node.after = tuple(self._uses())
         for output in outputs:
             output.producer = node
         return node

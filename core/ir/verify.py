@@ -10,7 +10,8 @@ from lathe.core.ir.types import TensorType
 def verify(graph: Graph, after: str = "") -> None:
     """Check the invariants of `graph` and its bodies; VerifyError names a broken one and `after`, the stage before.
 
-    Names are unique within a graph. Values are defined before nodes read them; outputs and updates of states are
+    Names are unique within a graph. Values are defined before nodes read them or run after them, so that there are no
+    cycles; outputs and updates of states are
     defined. The producer of a node's output is the node; other values have none. A node has an output. Constants are
     tensors with the shapes of their arrays. A default is a constant, and its type has the constant's dtype and rank.
     """
@@ -44,6 +45,9 @@ def _verify_node(node: Node, defined: set[Value], names: set[str], where: str) -
             raise VerifyError(f"reads %{value.name} before it is defined", where=label)
     if not node.outputs:
         raise VerifyError("has no outputs", where=label)
+    for value in node.after:
+        if value not in defined:
+            raise VerifyError(f"runs after %{value.name}, which is not defined before it", where=label)
     for body in node.subgraphs:
         _verify(body, defined)
     for value in node.outputs:

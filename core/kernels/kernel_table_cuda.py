@@ -5,6 +5,7 @@ from lathe.core.kernels.call import Row
 from lathe.core.kernels.conv import cuda_spec as conv
 from lathe.core.kernels.conv import gradient_cuda_spec as conv_gradient
 from lathe.core.kernels.copy import cuda_spec as copy
+from lathe.core.kernels.copy import pack_image_cuda_spec as packed_image
 from lathe.core.kernels.cumulative import cuda_spec as cumulative
 from lathe.core.kernels.depthwise import cuda_spec as depthwise
 from lathe.core.kernels.elementwise import cuda_spec as elementwise
@@ -55,5 +56,6 @@ TABLE: dict[str, Row] = {
     "ScatterND": Row((scatter.scatter_rows,), (scatter.other_tiles,)),
     "ScatterElements": Row((scatter.scatter_elements,)),
     # images
+    "PackImage": Row((packed_image.pack_image,), (packed_image.other_sizes,)),
     "Resize": Row((resize.resize,), (resize.other_sizes,)),
 }

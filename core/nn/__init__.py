@@ -26,6 +26,7 @@ from lathe.core.nn.activation import (
     Softsign,
     Tanh,
 )
+from lathe.core.nn.annotations import after, device
 from lathe.core.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from lathe.core.nn.control import cond, while_loop
 from lathe.core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
@@ -92,8 +93,10 @@ __all__ = [
     "Unflatten",
     "Upsample",
     "ZeroPad2d",
+    "after",
     "cat",
     "cond",
+    "device",
     "functional",
     "init",
     "manual_seed",

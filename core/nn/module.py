@@ -28,6 +28,7 @@ class Module:
     """
 
     training: bool = True
+    device: str = ""  # see `to`
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's computation, which subclasses define. NotImplementedError otherwise."""
@@ -117,6 +118,15 @@ class Module:
 
     def eval(self) -> Self:
         return self.train(False)
+
+    def to(self, device: str) -> Self:
+        """Annotate all operators of this module with a device, such as "cuda:1"; "" removes the annotation.
+
+        Modules inside with a device of their own keep it. Traced graphs contain the annotations; eager runs ignore
+        them. Returns this module.
+        """
+        self.device = device
+        return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Make all parameters in this module trainable, or freeze them (False); returns this module."""
@@ -265,6 +275,7 @@ def _entered_call(module: Module) -> Iterator[str]:
     token = _stack.set((*calls, (module, path)))
     writer = current_mode().writer
     scope, writer.scope = writer.scope, f"{path}." if path else ""
+    device, writer.device = writer.device, module.device or writer.device
     try:
         yield path
     except (ModelError, FeedError) as error:
@@ -273,7 +284,7 @@ def _entered_call(module: Module) -> Iterator[str]:
         raise _with_module(error, module) from error
     finally:
         _stack.reset(token)
-        writer.scope = scope
+        writer.scope, writer.device = scope, device
 
 
 def _with_module(error: LatheError, module: Module) -> LatheError:

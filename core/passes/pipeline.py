@@ -20,7 +20,7 @@ from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.batch_last import BatchLast
 from lathe.core.passes.layout.channels_last import ChannelsLast
-from lathe.core.passes.layout.pad_channels import PadChannels
+from lathe.core.passes.layout.pack_images import PackImages
 from lathe.core.passes.lowering.classic_ml import ExpandClassicML
 from lathe.core.passes.lowering.coded_text import EncodeText
 from lathe.core.passes.lowering.control_flow import MAPS, WITH_BODIES, OptimizeBodies
@@ -36,6 +36,7 @@ from lathe.core.passes.precision.quantized import Quantized
 from lathe.core.passes.precision.weight_only import KeepWeightsQuantized
 from lathe.core.passes.precision.widen import Widen
 from lathe.core.passes.rewrite.base import Pass, PassError
+from lathe.core.passes.rewrite.boundaries import insert_boundaries, remove_boundaries
 from lathe.core.passes.simplify.algebra import Simplify
 from lathe.core.passes.simplify.batch_axes import BatchAxes
 from lathe.core.passes.simplify.bind_params import BindParams
@@ -134,7 +135,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
         *pools,
         *chains,
     ]
-    precision: list[Pass] = [] if options.host else [PadChannels()]
+    precision: list[Pass] = [] if options.host else [PackImages()]
     precision += [ConvertToNarrow(dtype, not options.host) for dtype in NARROW if str(dtype) == options.precision]
     precision += [] if options.host else [MergeProducts()]
     bodies: list[Pass] = [
@@ -198,15 +199,20 @@ def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[Pass
     """Runs the given passes on a copy of `graph`, and returns the copy with one report per pass.
 
     The copy is verified after each pass that changed it. Passes fold the values of constants, so the copy has no
-    `defaults` that a run could replace. PassError, naming the passes already run, when a pass fails or leaves a graph
-    that does not verify. ModelError from type inference inside a pass reaches the caller unchanged, but for an unknown
-    rank it becomes a PassError.
+    `defaults` that a run could replace. Device annotations and control edges are afterwards on the nodes that compute
+    what the annotated nodes did (`boundaries.py`). PassError, naming the passes already run, when a pass fails or
+    leaves a graph that does not verify. ModelError from type inference inside a pass reaches the caller unchanged, but
+    for an unknown rank it becomes a PassError.
     """
     graph = graph.clone()
     graph.defaults.clear()
+    has_boundaries = insert_boundaries(graph)
     reports: list[PassReport] = []
     for step in sequence:
         reports.append(_run(step, graph, reports))
+    if has_boundaries:
+        remove_boundaries(graph)
+        verify(graph, after="the removal of boundaries")
     return graph, reports
 
 

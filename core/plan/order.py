@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 from lathe.core.ir.dim import evaluate, symbols
 from lathe.core.ir.dims import has_only_sizes
-from lathe.core.ir.graph import Graph, Node, Value, node_reads
+from lathe.core.ir.graph import Graph, Node, Value, node_needs, node_reads
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.passes.rewrite.base import view_source
 from lathe.core.plan.liveness import typical_value
@@ -45,7 +45,7 @@ def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
         if not any(map(_is_kernel_readable, node.outputs)) and read.isdisjoint(node.outputs):
             late.add(node)
         else:
-            read.update(node_reads(node))
+            read.update(node_needs(node))
     return [node for node in nodes if node not in late] + [node for node in nodes if node in late]
 
 
@@ -75,7 +75,12 @@ class _GreedyScheduler:
             for value in reads:
                 self._readers.setdefault(value, []).append(index)
         self._reads_left = {value: len(readers) for value, readers in self._readers.items()}
-        self._missing_inputs = [sum(value.producer is not None for value in reads) for reads in self._reads]
+        needs = [set(node_needs(node)) for node in graph.nodes]
+        self._waiters: dict[Value, list[int]] = {}  # nodes that read the value, or run after its producer
+        for index, values in enumerate(needs):
+            for value in values:
+                self._waiters.setdefault(value, []).append(index)
+        self._missing_inputs = [sum(value.producer is not None for value in values) for values in needs]
         self._live_outs, self._updates, self._state_readers = graph.live_outs(), _updates(graph), _state_readers(graph)
         self._growth: dict[int, int] = {}  # of the ready nodes, in bytes
         self._heap: list[tuple[int, int]] = []  # growth and index; entries whose growth is outdated are skipped
@@ -109,10 +114,10 @@ class _GreedyScheduler:
         node = self._nodes[index]
         del self._growth[index]
         for value in node.outputs:
-            for reader in self._readers.get(value, ()):
-                self._missing_inputs[reader] -= 1
-                if not self._missing_inputs[reader]:
-                    self._add_ready(reader)
+            for waiter in self._waiters.get(value, ()):
+                self._missing_inputs[waiter] -= 1
+                if not self._missing_inputs[waiter]:
+                    self._add_ready(waiter)
         for nodes in self._state_readers.values():
             nodes.discard(node)
         for value in self._reads[index]:

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import evaluate
-from lathe.core.ir.graph import Graph, Node, State, Value, node_reads
+from lathe.core.ir.graph import Graph, Node, State, Value, node_needs, node_reads
 from lathe.core.ir.types import Dim, TensorType
 from lathe.core.kernels.call import KernelCall, Request
 from lathe.core.kernels.target import GpuTarget, Target
 from lathe.core.plan.kernel_choice import choose_kernel, is_view, unplannable_reason
 from lathe.core.plan.min_cut import min_cut
 from lathe.core.plan.plan import estimated_affine
+from lathe.core.plan.transfers import COPY_BANDWIDTH
 
 HOST = "cpu"
 
-_COPY_SECONDS = 12e-6  # to start a copy and wait for it
-_COPY_BANDWIDTH = 20e9  # bytes per second between host and device
+COPY_SECONDS = 12e-6  # to start a copy and wait for it
 _LAUNCH_SECONDS = 2e-6  # of one kernel in a CUDA graph
 _REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as long as a compiled kernel
 
@@ -89,14 +89,20 @@ class Placement:
 class PlacementOptions:
     """How to assign nodes. `pins` maps names of nodes to names of devices, and takes precedence.
 
-    A view cannot be pinned elsewhere than to the device of its source. With `by_cost`, only nodes that are worth the
-    copies leave the host. Otherwise the first device gets every node for which it has a kernel, until its memory is
-    full; then the next device follows. `rows` is the batch size for which memory and cost are estimated.
+    Other nodes are pinned by their annotation (`Node.device`). A view cannot be pinned elsewhere than to the device of
+    its source, and an annotation of a view counts only if its source is there. With `by_cost`, only nodes that are
+    worth the copies leave the host. Otherwise the first device gets every node for which it has a kernel, until its
+    memory is full; then the next device follows. `rows` is the batch size for which memory and cost are estimated.
+
+    Devices in `swaps` exchange values and weights with the host, so that the nodes there need not fit at the same time.
+    Such a device gets every node that is pinned to it, and the last device also the nodes for which no other one has
+    memory, if the operands of the node itself fit.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     by_cost: bool = False
     rows: int = 1
+    swaps: Set[str] = frozenset()
 
 
 def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOptions = PlacementOptions()) -> Placement:
@@ -108,13 +114,14 @@ def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOpti
     """
     problem = _Problem(graph, sites, wishes)
     worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
-    where = _with_views(problem, _assign_by_memory(problem, worth))
+    assigned = _assign_by_memory(problem, worth)
+    where = _with_views(problem, assigned)
     for node in graph.nodes:
-        pinned = problem.pins.get(node.name, where[node])
+        pinned = wishes.pins.get(node.name, where[node])
         if where[node] != pinned:  # a view, as other nodes are placed by their pins
             reason = f"{node.op} is a view, which stays with its source on {where[node]}, got the device {pinned}"
             raise UnsupportedError(reason, where=f"node '{node.name}'")
-    return _partition(graph, where)
+    return _partition(graph, where, tuple(_lack_of_memory(problem, worth, assigned)))
 
 
 class _Problem:
@@ -125,7 +132,7 @@ class _Problem:
         self.sites = {site.name: site for site in sites}
         self.devices = [site for site in sites if not site.is_host]
         self.nodes = [node for node in graph.nodes if unplannable_reason(node) is not None or not is_view(node)]
-        self.pins = self._checked_pins()
+        self._check_pins()
 
     def call(self, node: Node, site: DeviceSite) -> KernelCall | None:
         """The kernel that the catalog prefers for a node on a device; None if the device has none for it."""
@@ -136,23 +143,35 @@ class _Problem:
 
     def allowed(self, node: Node) -> list[DeviceSite]:
         """The devices besides the host that have a kernel for a node; for a pinned node at most the pinned device."""
-        pinned = self.pins.get(node.name)
+        pinned = self.pin(node)
         return [
             site
             for site in self.devices
             if (pinned is None or site.name == pinned) and self.call(node, site) is not None
         ]
 
-    def _checked_pins(self) -> Mapping[str, str]:
-        names = {node.name: node for node in self.graph.nodes}
+    def pin(self, node: Node) -> str | None:
+        """The device that must run a node, by the caller's wish or by its annotation; None if any may."""
+        return self.wishes.pins.get(node.name) or node.device or None
+
+    def _check_pins(self) -> None:
+        names = dict.fromkeys(node.name for node in self.graph.nodes)
         for name, device in self.wishes.pins.items():
             if name not in names or device not in self.sites:
-                known = f"a node among {', '.join(names)}" if name not in names else f"one of {', '.join(self.sites)}"
+                known = f"one of {', '.join(self.sites)}" if name in names else f"a node among {', '.join(names)}"
                 raise UnsupportedError(f"node '{name}' is placed on '{device}', expected {known}")
-            site, node = self.sites[device], names[name]
-            if not site.is_host and not is_view(node) and self.call(node, site) is None:
-                raise UnsupportedError(f"{device} has no kernel for {node.op}", where=f"node '{name}'")
-        return self.wishes.pins
+        for node in self.graph.nodes:
+            self._check_pin(node, self.pin(node))
+
+    def _check_pin(self, node: Node, device: str | None) -> None:
+        where = f"node '{node.name}'"
+        if device is not None and device not in self.sites:
+            reason = f"is annotated with the device '{device}', expected one of {', '.join(self.sites)}"
+            raise UnsupportedError(reason, where=where)
+        if device in (None, HOST) or is_view(node):
+            return
+        if self.call(node, self.sites[str(device)]) is None:
+            raise UnsupportedError(f"{device} has no kernel for {node.op}", where=where)
 
 
 # -- assignment ---------------------------------------------------------------------------------------------------
@@ -170,18 +189,36 @@ def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
     full: set[str] = set()
     for node in problem.nodes:
         for site in problem.allowed(node) if node in worth else ():
-            if site.name in full:
+            used = usage[site.name]
+            swaps = _may_swap(problem, node, site)
+            if site.name in full and not swaps:
                 continue
-            if site.memory is None or usage[site.name].with_node(node) <= site.memory:
-                usage[site.name].add(node)
+            if site.memory is None or (used.alone(node) if swaps else used.with_node(node)) <= site.memory:
+                used.add(node)
                 where[node] = site.name
                 break
-            full.add(site.name)
-        pinned = problem.pins.get(node.name, HOST)
+            if not swaps:
+                full.add(site.name)
+        pinned = problem.pin(node) or HOST
         if where.setdefault(node, HOST) != pinned != HOST:
             limit = problem.sites[pinned].memory
             raise UnsupportedError(f"{pinned} has no room for it in {limit} bytes", where=f"node '{node.name}'")
     return where
+
+
+def _lack_of_memory(problem: _Problem, worth: Set[Node], where: Mapping[Node, str]) -> Iterator[str]:
+    """A note on the nodes that run on the host although a device has kernels for them, with the sizes of one."""
+    left = [node for node in problem.nodes if node in worth and where[node] == HOST and problem.allowed(node)]
+    if left:
+        needed = _MemoryEstimate(problem.graph, problem.wishes.rows).alone(left[0])
+        room = ", ".join(f"{site.name} has {site.memory} bytes" for site in problem.allowed(left[0]))
+        yield f"{len(left)} nodes are on {HOST} for lack of memory: {room}, {left[0].name} alone needs {needed}"
+
+
+def _may_swap(problem: _Problem, node: Node, site: DeviceSite) -> bool:
+    """Whether the device takes a node for which it has no memory beside its other nodes."""
+    is_wanted = problem.pin(node) is not None or site is problem.devices[-1]
+    return is_wanted and site.name in problem.wishes.swaps
 
 
 class _MemoryEstimate:
@@ -200,6 +237,10 @@ class _MemoryEstimate:
         weights = self._weights | self._new_weights(node)
         live = sum((self._live | self._operands(node)).values())
         return sum(weights.values()) + max(self._peak, live)
+
+    def alone(self, node: Node) -> int:
+        """The bytes that are needed while the node runs, if all others are elsewhere."""
+        return sum(self._operands(node).values()) + sum(self._new_weights(node).values())
 
     def add(self, node: Node) -> None:
         self._weights |= self._new_weights(node)
@@ -227,15 +268,15 @@ def _worth_copies(problem: _Problem) -> set[Node]:
     for node in problem.nodes:
         call = problem.call(node, device) if device in problem.allowed(node) else None
         on_device = _seconds(call, device, problem.wishes.rows) + _LAUNCH_SECONDS if call is not None else None
-        on_host = None if problem.pins.get(node.name) == device.name else _host_seconds(problem, node, host)
+        on_host = None if problem.pin(node) == device.name else _host_seconds(problem, node, host)
         never = 1e9  # seconds: a minimum cut never pays that
         seconds[node] = (never if on_device is None else on_device, never if on_host is None else on_host)
-    copies = {(a, b): _COPY_SECONDS + size / _COPY_BANDWIDTH for a, b, size in _edges(problem)}
+    copies = {(a, b): COPY_SECONDS + size / COPY_BANDWIDTH for a, b, size in _edges(problem)}
     ports = {node: _port_bytes(problem, node) for node in problem.nodes}
     # A node on the device also pays for copies of the model's inputs and outputs, which are on the host.
-    ends = {node: (t + (_COPY_SECONDS + ports[node] / _COPY_BANDWIDTH if ports[node] else 0), h)
+    ends = {node: (t + (COPY_SECONDS + ports[node] / COPY_BANDWIDTH if ports[node] else 0), h)
             for node, (t, h) in seconds.items()}  # fmt: skip
-    return min_cut(ends, copies) | {node for node in problem.nodes if node.name in problem.pins}
+    return min_cut(ends, copies) | {node for node in problem.nodes if problem.pin(node)}
 
 
 def _seconds(call: KernelCall, site: DeviceSite, rows: int) -> float:
@@ -303,7 +344,7 @@ def _with_views(problem: _Problem, where: dict[Node, str]) -> dict[Node, str]:
 # -- partition ----------------------------------------------------------------------------------------------------
 
 
-def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
+def _partition(graph: Graph, where: Mapping[Node, str], more: tuple[str, ...]) -> Placement:
     groups = list(device_groups(graph, where))
     maker = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
     owners = {state: _owner(state, graph, groups, maker) for state in graph.states}
@@ -316,7 +357,7 @@ def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
     rest = tuple(state for state, owner in owners.items() if owner is None)
     counts = {device: sum(device == other for other in where.values()) for device in dict.fromkeys(where.values())}
     notes = tuple(f"{count} nodes on {device}" for device, count in counts.items())
-    return Placement(parts, tuple(_crossings(parts)), rest, notes)
+    return Placement(parts, tuple(_crossings(parts)), rest, (*notes, *more))
 
 
 def device_groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
@@ -349,7 +390,7 @@ def _take_all(remaining: list[Node], here: set[Node], available: set[Value]) -> 
 
 
 def _is_ready(node: Node, available: set[Value]) -> bool:
-    return all(value in available or value.producer is None for value in node_reads(node))
+    return all(value in available or value.producer is None for value in node_needs(node))
 
 
 def _owner(
@@ -372,18 +413,27 @@ def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value,
     """The graph of part `index`, a copy of `nodes` with new values of the same names.
 
     `home` has the index of the part that makes each value, and `states` are the states that this part owns. The outputs
-    of the result are those values of `nodes` that other parts read, that are outputs of `graph`, or that are next
-    values of states that the part does not own.
+    of the result are those values of `nodes` that other parts read or wait for, that are outputs of `graph`, or that
+    are next values of states that the part does not own.
     """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
     needed = [*reads, *(state.update for state in states)]
     constants = {value: graph.constants[value] for value in needed if value in graph.constants}
     inputs = [v for v in reads if home.get(v) != index and v not in constants and v not in own]
-    elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_reads(node)}
+    elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_needs(node)}
     external_outputs = {*graph.outputs, *(state.update for state in graph.states if state not in states)}
     outputs = [v for node in nodes for v in node.outputs if v in elsewhere or v in external_outputs]
-    return Graph(f"{graph.name}.{index}", inputs, outputs, list(nodes), constants, states).clone()
+    part = Graph(f"{graph.name}.{index}", inputs, outputs, list(nodes), constants, states).clone()
+    return _without_outer_edges(part)
+
+
+def _without_outer_edges(graph: Graph) -> Graph:
+    """A part without control edges from other parts, which run before it."""
+    own = set(graph.values())
+    for node in graph.nodes:
+        node.after = tuple(value for value in node.after if value in own)
+    return graph
 
 
 def _crossings(parts: Sequence[Part]) -> Iterator[Crossing]:

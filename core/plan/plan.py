@@ -31,7 +31,7 @@ class Address:
     """The address `bases[base] + offset` of an operand, in bytes, where `offset` is `a*n + b` (`Affine`).
 
     A run of an empty batch uses the addresses of n = 1, because buffers of constant size are disjoint from the others
-    for n >= 1 only.
+    for n >= 1 only; see also `Plan.least_rows`.
     """
 
     base: int
@@ -128,6 +128,24 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy between the arena and memory of the host, in which a value waits for its next use.
+
+    The copy begins when the steps before `begin` have ended, and it has ended before step `end` begins. If the two are
+    equal, it happens between two steps. Steps from `end` to `last` use the bytes; it matters only for weights.
+    """
+
+    name: str  # of the value
+    into: bool  # to the arena, or from it
+    begin: int
+    end: int
+    last: int
+    arena: Affine  # the offset of the bytes in the arena
+    host: Address  # a weight in the weight block, or the offset in the swap memory (`Plan.swap_base`)
+    nbytes: Affine
+
+
+@dataclass(frozen=True, slots=True)
 class CutPoint:
     """A cut point of the tape: later steps need a single value of the arena that earlier steps wrote."""
 
@@ -182,6 +200,24 @@ class Plan:
     cut_points: tuple[CutPoint, ...] = ()  # the cut points, after which the chunks of a batch may have more rows
     supposed: tuple[Dim, ...] = ()  # assumptions on n: the plan is right as long as none of them is negative
     sizes: tuple[str, ...] = ()  # of dynamic-shape code: the model's symbols, in the order of the table of sizes
+    transfers: tuple[Transfer, ...] = ()  # in the order in which they begin
+    swap: Affine = field(default_factory=Affine)  # bytes of swap memory on the host
+    least_rows: int = 1  # smaller batches have the addresses of a batch of this size, as buffers are disjoint only then
+    streamed: int = 0  # bytes at the end of the weight block that stay on the host, and are copied in before their use
+
+    @property
+    def swap_base(self) -> int:
+        """The number of the base of the swap memory: pinned memory of the host for values that left the arena."""
+        return self.flags_base + 1
+
+    def address_rows(self, n: int) -> int:
+        """The batch size whose addresses a batch of `n` has."""
+        return max(n, self.least_rows)
+
+    @property
+    def resident(self) -> int:
+        """The bytes of the weight block that stay in the memory of the device."""
+        return self.weights - self.streamed
 
     @property
     def serves_no_batch(self) -> bool:

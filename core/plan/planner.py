@@ -18,11 +18,13 @@ from lathe.core.ops.opdef.registry import describe
 from lathe.core.plan.cut_points import find_cut_points
 from lathe.core.plan.kernel_choice import ChoiceOptions, KernelChoice, choose_kernels, is_plannable
 from lathe.core.plan.liveness import Affine, lower_bound
+from lathe.core.plan.movables import MemoryLimit, SwapProblem
 from lathe.core.plan.order import node_order
-from lathe.core.plan.plan import NO_BATCH, Address, CutPoint, Memory, Plan, PlannedGraph, Region
+from lathe.core.plan.plan import NO_BATCH, Address, CutPoint, Memory, Plan, PlannedGraph, Region, WeightItem
 from lathe.core.plan.ports import Ports, make_ports
 from lathe.core.plan.row_limit import MAX_ELEMENTS, MAX_GRID, max_rows
 from lathe.core.plan.storage import Storage
+from lathe.core.plan.swapping import Swapping, swap_within
 from lathe.core.plan.tape import Tape
 
 
@@ -33,15 +35,18 @@ def make_plan(
     choose: Selector = select,
     winograd: bool = True,
     supposed: tuple[Dim, ...] = (),
+    limit: MemoryLimit | None = None,
 ) -> PlannedGraph:
     """Plan a graph whose symbols are `n` (the batch size) or sizes (`lathe.core.ir.dims`), and data-dependent ones.
 
     At most `threads` threads may take part in a run of the plan. `choose` returns the kernel for a request, or None if
     the node has to run on its reference. `winograd`: kernels may use Winograd's and Strassen's algorithms, which need
     fewer multiplications. `supposed` are assumptions: the types of the graph are right as long as none of these
-    dimensions is negative. PlanError if plans are checked (`lathe.core.check`) and this one is wrong.
+    dimensions is negative. `limit`: of the memory of a GPU; values and weights that exceed it wait on the host until
+    their next use. MemoryTooSmall if even the operands of one step exceed it. PlanError if plans are checked
+    (`lathe.core.check`) and this one is wrong.
     """
-    planned = _plan(graph, target, threads, choose, winograd)
+    planned = _plan(graph, target, threads, choose, winograd, limit)
     planned = replace(planned, plan=replace(planned.plan, supposed=supposed))
     if is_checking():
         from lathe.core.check.dynamic_shapes import check_dynamic_shape_plan, is_dynamic_shape_graph
@@ -63,7 +68,14 @@ def placeholder_plan(graph: Graph, target: Target | GpuTarget, misfit: Node) -> 
     return replace(nothing, log=(note,), supposed=(NO_BATCH,))
 
 
-def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Selector, winograd: bool) -> PlannedGraph:
+def _plan(
+    graph: Graph,
+    target: Target | GpuTarget,
+    threads: int,
+    choose: Selector,
+    winograd: bool,
+    limit: MemoryLimit | None = None,
+) -> PlannedGraph:
     def plan_body(body: Graph) -> PlannedGraph:
         return _plan(body, target, 1, choose, winograd)
 
@@ -89,11 +101,34 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
         max_rows=_most_rows(choice) if isinstance(target, GpuTarget) else None,
         cut_points=() if isinstance(target, GpuTarget) else _cut_points(choice, storage),
     )
+    items = storage.weights.items
+    if limit is not None and (found := swap_within(storage, tape.steps, plan, limit)) is not None:
+        plan, items = _with_swapping(graph, plan, storage, ports, *found)
     specs = {spec.symbol: spec for call in choice.calls.values() for spec in call.specs}
     place = {node: index for index, node in enumerate(graph.nodes)}
     calls = tuple((place[node], choice.calls[node]) for node in choice.nodes if node in choice.calls)
     bodies = {place[node]: planned for node, planned in choice.bodies.items()}
-    return PlannedGraph(plan, specs, storage.weights.items, calls, bodies)
+    return PlannedGraph(plan, specs, items, calls, bodies)
+
+
+def _with_swapping(
+    graph: Graph, plan: Plan, storage: Storage, ports: Ports, swapping: Swapping, problem: SwapProblem
+) -> tuple[Plan, tuple[WeightItem, ...]]:
+    """The plan with the addresses of values that move, and its transfers; and the weight block in a new order."""
+    storage.swapping, storage.buffers, storage.arena = swapping, swapping.buffers, swapping.arena
+    changed = replace(
+        plan,
+        steps=tuple(Tape(graph, storage.choice, storage, ports.flags_base).steps),
+        arena=storage.arena,
+        memory=_memory(storage),
+        value_addresses=_value_addresses(graph, storage.choice, storage, ports),
+        regions=_regions(storage),
+        transfers=swapping.transfers(problem, plan.swap_base),
+        swap=swapping.swap,
+        least_rows=problem.limit.rows,
+        streamed=plan.weights - swapping.resident,
+    )
+    return changed, swapping.items
 
 
 def _fallback_graph(graph: Graph, choice: KernelChoice) -> Graph:
@@ -119,7 +154,7 @@ def _value_addresses(
     operands = (v for node in choice.reasons for v in (*node_reads(node), *node.outputs) if v not in graph.constants)
     crossing = dict.fromkeys([*operands, *(value for value, _ in _final_copies(storage, ports))])
     return {
-        v.name: (storage.place(v).address(), v.tensor)
+        v.name: (storage.address(storage.place(v)), v.tensor)
         for v in crossing
         if is_plannable(v) and (v in storage.places or v in graph.constants)
     }

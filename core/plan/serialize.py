@@ -9,9 +9,21 @@ from lathe.core.ir.dim import parse_dim
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import TensorType, parse_type
 from lathe.core.plan.liveness import Affine
-from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step, StepRange
+from lathe.core.plan.plan import (
+    Address,
+    CutPoint,
+    Fallback,
+    Memory,
+    Plan,
+    Port,
+    Region,
+    Segment,
+    Step,
+    StepRange,
+    Transfer,
+)
 
-SCHEMA = 9
+SCHEMA = 10
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -37,6 +49,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "cut_points": [_cut_point(cut) for cut in plan.cut_points],
         "supposed": list(map(str, plan.supposed)),
         "sizes": list(plan.sizes),
+        "transfers": [_transfer(transfer) for transfer in plan.transfers],
+        "swap": _affine(plan.swap),
+        "streamed": plan.streamed,
+        "least_rows": plan.least_rows,
     }
 
 
@@ -73,6 +89,10 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         cut_points=tuple(_read_cut_point(item) for item in data["cut_points"]),
         supposed=tuple(map(parse_dim, data["supposed"])),
         sizes=tuple(map(str, data["sizes"])),
+        transfers=tuple(map(_read_transfer, data["transfers"])),
+        swap=_read_affine(data["swap"]),
+        streamed=int(data["streamed"]),
+        least_rows=int(data["least_rows"]),
     )
 
 
@@ -117,6 +137,17 @@ def _cut_point(cut: CutPoint) -> list[Any]:
 def _read_cut_point(item: list[Any]) -> CutPoint:
     step, place, row, arena = item
     return CutPoint(int(step), _read_affine(place), int(row), _read_affine(arena))
+
+
+def _transfer(given: Transfer) -> list[Any]:
+    places = [_affine(given.arena), _address(given.host), _affine(given.nbytes)]
+    return [given.name, given.into, given.begin, given.end, given.last, *places]
+
+
+def _read_transfer(item: list[Any]) -> Transfer:
+    name, into, begin, end, last, arena, host, nbytes = item
+    times = int(begin), int(end), int(last)
+    return Transfer(str(name), bool(into), *times, _read_affine(arena), _read_address(host), _read_affine(nbytes))
 
 
 def _tensor(text: str) -> TensorType:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import TypeAlias
 
-from lathe.core.ir.graph import Node, Value, node_reads
+from lathe.core.ir.graph import Node, Value, node_needs
 
 MemoryOf: TypeAlias = Callable[[Value], Hashable]
 
@@ -25,7 +25,8 @@ def concurrent_stages(
 ) -> dict[Node, int]:
     """The stage of every node, counted from 0 (1 if the first is barred); a stage is a run of consecutive nodes.
 
-    A node begins a new stage if it reads memory that the stage's nodes write, or writes memory that they read or write.
+    A node begins a new stage if it reads memory that the stage's nodes write, or writes memory that they read or write,
+    or runs after one of them by a control edge.
     `barred` nodes (fallbacks) have a stage to themselves. Nodes that are neither in `kernels` nor in `barred` have no
     work, and the stage of the node before. `home` returns an identifier of the memory of a value: values with the same
     identifier may share bytes. Only `parts` (windows of other values) may be written to the same memory in one stage,
@@ -37,7 +38,7 @@ def concurrent_stages(
     stage, closed = 0, False
     for node in nodes:
         if node in kernels or node in barred:
-            reads, writes = set(map(home, node_reads(node))), set(map(home, node.outputs))
+            reads, writes = set(map(home, node_needs(node))), set(map(home, node.outputs))
             is_disjoint = all(value in parts for value in node.outputs)
             depends = reads & written or writes & read or (writes & written and not is_disjoint)
             if depends or closed or node in barred:

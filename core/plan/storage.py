@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lathe.core.ir.graph import Graph, Node, Value, node_reads
 from lathe.core.kernels.call import Scratch
@@ -41,6 +42,12 @@ class Place:
         return Address(ARENA, (self.buffer.offset or Affine()) + self.offset)
 
 
+class Relocation(Protocol):
+    """Where the bytes of a place are at some time: see `lathe.core.plan.swapping`."""
+
+    def address(self, given: Place, time: int) -> Address: ...
+
+
 class Storage:
     """The places of all values, and the size of the arena that they need. `times` is the stage of every node."""
 
@@ -54,6 +61,7 @@ class Storage:
         self._fixed = _port_places(graph, choice, ports)
         self.places: dict[Value, Place] = dict(self._fixed)
         self.arena = self._store()
+        self.swapping: Relocation | None = None  # if values move, their places by time
 
     def place(self, value: Value) -> Place:
         """The place of a value that a kernel or fallback reads; a constant joins the weight block at its first use.
@@ -63,6 +71,12 @@ class Storage:
         if value not in self.places and value in self.graph.constants:
             self.places[value] = Place(WEIGHTS, offset=Affine(b=self.weights.constant(value).offset))
         return self.places[value]
+
+    def address(self, given: Place, node: Node | None = None) -> Address:
+        """The address of a place when `node` runs, or at the end of a run."""
+        if self.swapping is None:
+            return given.address()
+        return self.swapping.address(given, len(self.choice.nodes) if node is None else self.times[node])
 
     def is_at(self, value: Value, base: int) -> bool:
         """Whether a value's place is in the memory of base number `base`, so that it need not be copied there."""

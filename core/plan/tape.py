@@ -82,21 +82,20 @@ class Tape:
         storage = self._storage
         match operand:
             case Scratch():
-                return Place(ARENA, storage.scratch[node, index]).address()
+                return storage.address(Place(ARENA, storage.scratch[node, index]), node)
             case Out():
-                return storage.places[node.outputs[operand.index]].address()
+                return storage.address(storage.places[node.outputs[operand.index]], node)
             case In():
-                return storage.place(node.required_input(operand.index)).address()
+                return storage.address(storage.place(node.required_input(operand.index)), node)
             case Outer():
-                return storage.place(outer_values(node, self._graph.constants)[operand.index]).address()
+                return storage.address(storage.place(outer_values(node, self._graph.constants)[operand.index]), node)
             case Packed():
-                return _in_weights(storage.weights.packed(node.required_input(operand.index), operand))
+                return self._in_weights(storage.weights.packed(node.required_input(operand.index), operand), node)
             case Block():
-                return _in_weights(storage.weights.block(node, operand))
+                return self._in_weights(storage.weights.block(node, operand), node)
             case Flag():
                 number = self._flags.setdefault(node, len(self._flags))
                 return Address(self._flags_base, Affine(b=number * FLAG_BYTES))
 
-
-def _in_weights(item: WeightItem) -> Address:
-    return Address(WEIGHTS, Affine(b=item.offset))
+    def _in_weights(self, item: WeightItem, node: Node) -> Address:
+        return self._storage.address(Place(WEIGHTS, offset=Affine(b=item.offset)), node)

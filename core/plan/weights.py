@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,6 +20,16 @@ class WeightBlock:
         self.constants = constants
         self.nbytes = 0
         self._items: dict[tuple[Value, str], WeightItem] = {}
+
+    @property
+    def by_key(self) -> Mapping[tuple[Value, str], WeightItem]:
+        """The items by value and layout; a table has the first output of its node in place of a value."""
+        return self._items
+
+    def item_at(self, offset: int) -> WeightItem:
+        """The item that holds the byte at this offset."""
+        offsets = [item.offset for item in self.items]  # ascending, as items are added at the end
+        return self.items[bisect_right(offsets, offset) - 1]
 
     @property
     def items(self) -> tuple[WeightItem, ...]:

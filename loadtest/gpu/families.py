@@ -50,6 +50,7 @@ FAMILIES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("MaxPoolGradient", ("float32[n,5,8,8]", "float32[n,5,4,4]"), {"kernel_shape": (2, 2), "strides": (2, 2)}),
     ("Transpose", ("int64[n,40,50]",), {"perm": (0, 2, 1)}),
     ("Concat", ("float32[n,3]", "float32[n,4]"), {"axis": 1}),
+    ("PackImage", ("float32[n,3,6,8]",), {"channels": 4, "block": 2, "to": DType.BFLOAT16}),
     ("Gather", (floats(11, 7), "int64[n,3]"), {}),
     ("ScatterND", ("float32[70,5]", "int64[n,1]", "float32[n,5]"), {"reduction": "add"}),
     ("ScatterElements", ("float32[7,5]", "int64[3,5]", "float32[3,5]"), {}),

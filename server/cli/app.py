@@ -21,6 +21,7 @@ from lathe.server.cli import (
     rollout,
     serve,
 )
+from lathe.server.cli import compress as cli_compress
 from lathe.server.cli import quantize as cli_quantize
 from lathe.server.cli import status as cli_status
 from lathe.server.cli import top as cli_top
@@ -30,7 +31,7 @@ from lathe.server.cli.command_group import Commands
 from lathe.server.cli.terminal import console
 
 SERVING, VERSIONS, MONITORING = "Serving and inference", "Models and versions", "Monitoring"
-TRAINING, LOCAL = "Training", "On this machine, without a server"
+TRAINING, LOCAL = "Training and compression", "On this machine, without a server"
 
 app = Commands(
     "Serve ONNX models, compiled to native code. `lathe serve` starts a server, and most other commands call one. "
@@ -73,7 +74,8 @@ for command in (cli_status.status, cli_status.health, cli_top.top, models.audit)
     app.command(rich_help_panel=MONITORING)(command)
 app.add_typer(rollout.app, name="rollout", rich_help_panel=MONITORING)
 
-app.command(rich_help_panel=TRAINING)(cli_train.train)
+for command in (cli_train.train, cli_compress.compress):
+    app.command(rich_help_panel=TRAINING)(command)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=TRAINING)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=TRAINING)
 

@@ -67,14 +67,14 @@ def models(server: Connection, as_json: Json = False) -> None:
 
 @with_connection
 def versions(server: Connection, name: Name, as_json: Json = False) -> None:
-    """List the versions of a model with their state, aliases, size and types, and why a version failed."""
+    """List the versions of a model with their state, aliases, origin, size and types, and why a version failed."""
     with server.client(name) as client:
         found = [client.version(name, state.version) for state in client.versions(name)]
         model = client.model(name)
     if as_json:
         print_json([version.model_dump() for version in found])
         return
-    columns = ("version", "state", "aliases", time_column("created"), "size", "sha256", "inputs -> outputs")
+    columns = ("version", "state", "aliases", time_column("created"), "origin", "size", "sha256", "inputs -> outputs")
     console.print(filled_table(columns, (_version_cells(version, model) for version in found)))
 
 
@@ -85,7 +85,17 @@ def _version_cells(version: VersionDetail, model: ModelState) -> tuple[str, ...]
     roles = ", ".join([*version.aliases, *(["candidate"] if is_candidate else [])])
     digest = (version.digest or "")[:12] if console.width >= WIDE else ""
     created = local_time(version.created)
-    return str(version.version), state, roles, created, size_of(version), digest, signature_of(version)
+    origin = origin_of(version)
+    return str(version.version), state, roles, created, origin, size_of(version), digest, signature_of(version)
+
+
+def origin_of(version: VersionDetail) -> str:
+    """Return the kind of job that made a version, and the version from which it started; empty for an upload."""
+    lineage = ((version.manifest or {}).get("metadata") or {}).get("lineage")
+    if not isinstance(lineage, dict) or "kind" not in lineage:
+        return ""
+    parent = lineage.get("parent")
+    return f"{lineage['kind']}, from {parent['model']} {parent['version']}" if parent else str(lineage["kind"])
 
 
 @with_connection

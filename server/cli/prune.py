@@ -9,7 +9,8 @@ import typer
 
 from lathe.core.byte_sizes import format_bytes
 from lathe.server.cli.model import OnnxFile, model_errors
-from lathe.server.cli.terminal import console, fail, make_table, parse_percentage
+from lathe.server.cli.percentage import read_percentage
+from lathe.server.cli.terminal import console, fail, make_table
 
 if TYPE_CHECKING:
     from lathe import Graph
@@ -66,7 +67,7 @@ def prune(
 
     if (channels is None) == (weights is None):
         raise fail("expected either --channels or --weights, such as --channels 50%")
-    share = parse_percentage("--channels" if channels is not None else "--weights", channels or weights or "")
+    share = read_percentage("--channels" if channels is not None else "--weights", channels or weights or "")
     path = output or model.with_suffix(".pruned.onnx")
     with model_errors():
         graph = lathe.load(model)

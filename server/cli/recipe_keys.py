@@ -1,16 +1,18 @@
-"""Prints the keys of a recipe: `lathe train --keys`."""
+"""Prints the keys of a recipe: `lathe train --keys` and `lathe compress --keys`."""
 
 from __future__ import annotations
 
+from lathe.core.section import Section
 from lathe.core.train.recipe.key_reference import Choice, Key, Table, recipe_keys, recipe_tables
+from lathe.core.train.recipe.recipe import Recipe
 from lathe.server.cli.terminal import console, make_table
 
 
-def print_recipe_keys() -> None:
+def print_recipe_keys(recipe: type[Section] = Recipe) -> None:
     """Print the keys of a recipe with their defaults and meanings, then those of its tables."""
     console.print("A recipe is a file in TOML or JSON with these keys:")
-    _print_keys(recipe_keys())
-    for table in recipe_tables():
+    _print_keys(recipe_keys(recipe))
+    for table in recipe_tables(recipe):
         console.print(f"\n{table.name}: {table.meaning}")
         if table.choices:
             _print_choices(table)

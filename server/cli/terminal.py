@@ -90,9 +90,11 @@ def local_time(time: str | float | None) -> str:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print a line for each fact, with its title before it."""
-    for title, text in facts:
-        console.print(f"  {title:<9} {text}", soft_wrap=True)
+    """Print a line for each fact, with its title before it; texts begin in the same column."""
+    lines = list(facts)
+    width = max((len(title) for title, _ in lines), default=0)
+    for title, text in lines:
+        console.print(f"  {title:<{max(width, 9)}} {text}", soft_wrap=True)
 
 
 @contextmanager
@@ -134,14 +136,3 @@ def fail(message: str) -> typer.Exit:
     """Print an error message on stderr, and return the exception to raise: exit with status 1."""
     error_console.print(f"error: {message}", style="red", soft_wrap=True)
     return typer.Exit(1)
-
-
-def parse_percentage(option: str, text: str) -> float:
-    """A share from a percentage such as "1%"; ends the command with an error that names the option otherwise."""
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else 0.0
-    except ValueError:
-        share = 0.0
-    if not share > 0:
-        raise fail(f"{option}: expected a percentage above 0 such as 1%, got {text!r}")
-    return share

@@ -65,14 +65,40 @@ class TrainingOperations:
     ) -> Call[JobAccepted]:
         """Submit a job: a training of `recipe` on a dataset, by its name or sha256.
 
-        `more`: `kind` is "train" (default), "finetune", "evaluate" or "sweep". `model` is the version to start from,
-        `{"name": "m", "version": "live"}`. `publish` makes the result a version: `{"model": "m", "promote": True,
-        "gate": {"min": {"accuracy": 0.97}}}`. `priority` is from -10 to 10, `limits` is such as `{"seconds": 600,
-        "memory": 1 << 30}`.
+        `more`: `kind` is "train" (default), "finetune", "evaluate", "sweep" or "compress" (see `compress`). `model` is
+        the version to start from, `{"name": "m", "version": "live"}`. `publish` makes the result a version: `{"model":
+        "m", "promote": True, "gate": {"min": {"accuracy": 0.97}}}`. `priority` is from -10 to 10, `limits` is such as
+        `{"seconds": 600, "memory": 1 << 30}`.
         """
-        body = json_arguments({"recipe": dict(recipe), "dataset": dataset, **more})
-        headers = {**body["headers"], **idempotency_header(key)}
-        return Call("POST", _JOBS, parse_one(JobAccepted), headers=headers, content=body["content"])
+        return _submission(recipe, dataset, key, more)
+
+    @operation
+    def compress(
+        self,
+        /,
+        model: str,
+        method: Mapping[str, Any],
+        dataset: str,
+        *,
+        version: int | str = "live",
+        promote: bool = False,
+        gate: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        **more: Any,
+    ) -> Call[JobAccepted]:
+        """Submit a job that compresses a version of a model, and publishes the result as a further version of it.
+
+        `method` is the table of a method: `{"kind": "static"}`, `{"kind": "mixed", "budget": 0.01}` or
+        `{"kind": "weight-only", "bits": 4}`. `dataset` is a name or a sha256. With `promote` the result goes live if
+        it passes the `gate`: `{"max": {"accuracy_drop": 0.003, "size_ratio": 0.5, "latency_ratio": 0.9}}`. `recipe`
+        has further fields of the recipe, such as `{"rows": 512}`. `more` is as in `submit_job`; `publish` there
+        replaces `promote` and `gate`.
+        """
+        publish: dict[str, Any] = {"model": model, "promote": promote}
+        publish |= {"gate": dict(gate)} if gate is not None else {}
+        body = {"kind": "compress", "model": {"name": model, "version": version}, "publish": publish, **more}
+        return _submission({**(recipe or {}), "method": dict(method)}, dataset, key, body)
 
     @operation
     def jobs(self, *, state: str | None = None) -> Call[list[JobSummary]]:
@@ -111,3 +137,10 @@ class TrainingOperations:
     def job_model(self, job: str) -> Call[bytes]:
         """Return the trained model of a job, an ONNX file."""
         return Call("GET", path(_JOBS, job, "model"), lambda response: response.content)
+
+
+def _submission(recipe: Mapping[str, Any], dataset: str, key: str | None, more: Mapping[str, Any]) -> Call[JobAccepted]:
+    """Return the call that submits a job; `is_long` for a compression, whose inputs the server checks before."""
+    body = json_arguments({"recipe": dict(recipe), "dataset": dataset, **more})
+    headers, is_long = {**body["headers"], **idempotency_header(key)}, more.get("kind") == "compress"
+    return Call("POST", _JOBS, parse_one(JobAccepted), headers=headers, content=body["content"], is_long=is_long)

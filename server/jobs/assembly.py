@@ -13,11 +13,13 @@ from lathe.core.runtime.host.cpus import available_cpus
 from lathe.server.jobs.dispatcher import Dispatcher, JobResources
 from lathe.server.jobs.event_stream import EventStreams
 from lathe.server.jobs.folders import JobFolders
+from lathe.server.jobs.input_check import InputCheck
 from lathe.server.jobs.interfaces import Datasets, Parents, Publisher
 from lathe.server.jobs.kinds import KINDS, Kinds
 from lathe.server.jobs.register import Register
 from lathe.server.jobs.scheduler import Policy
 from lathe.server.jobs.service import JobService, Quotas
+from lathe.server.processes.stage_children import Children, Limits
 from lathe.server.repository.disk_space import state_space
 from lathe.server.repository.fs import Fs
 from lathe.server.settings import Settings
@@ -100,5 +102,7 @@ def build_jobs(
         settings.max_jobs_files,
         settings.keep_jobs,
     )
-    service = JobService(register, dispatcher, table, ports.datasets, ports.parents, quotas, space)
+    limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
+    check = InputCheck(lambda module: Children(limits, (module,), "job"))
+    service = JobService(register, dispatcher, table, ports.datasets, ports.parents, quotas, check, space)
     return Jobs(register, service, dispatcher, EventStreams(draining), allowance.grace)

@@ -106,15 +106,20 @@ class Dispatcher:
 
         Ends after `stop` is called, or when the server is about to stop; then it requests all jobs to stop.
         """
-        while not (self._stopping.is_set() or self._draining()):
+        while not self._is_ending():
             self._wake.clear()
             if self._register.down_reason is not None:
                 await self._register.open(time.time())
             await asyncio.to_thread(self._space.look)
+            if self._is_ending():  # `stop` waits only for the jobs that were active when it was called
+                break
             self._start_and_stop(time.time())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _TICK)
         self._vacate_all()
+
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._draining()
 
     async def stop(self, patience: float) -> None:
         """End `run`; jobs write a checkpoint and return to the queue, and the rest is killed after `patience`.

@@ -110,6 +110,20 @@ class JobFolders:
                 remove_tree(self._fs, self.root / job.id)
                 raise
 
+    def make_scratch(self) -> Path:
+        """Make an empty folder, which the caller removes by `remove_scratch`; the next start removes one that is left.
+
+        Raises StorageFull, Unavailable.
+        """
+        folder = self.root / TRASH / f"check-{secrets.token_hex(8)}"
+        with storage_errors("checking the job"):
+            self._fs.mkdir(folder)
+        return folder
+
+    def remove_scratch(self, folder: Path) -> None:
+        """Remove a folder of `make_scratch`; an error is logged, and the next start removes the folder."""
+        self._remove_aside(folder)
+
     def record(self, job: Job) -> None:
         """Replace a job's job.json; durable on return. Raises StorageFull, Unavailable."""
         folder = self.root / job.id

@@ -5,7 +5,7 @@ A metric that is missing or not a finite number fails its condition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal, TypeAlias
@@ -86,6 +86,21 @@ class Decision:
         if self.live is not None:
             document["live"] = {**asdict(self.live), "metrics": dict(self.live.metrics)}
         return document
+
+
+def check_metrics(gate: Gate, of_result: Collection[str], of_version: Collection[str]) -> None:
+    """Raises ValueError if the gate names a metric that will not be measured.
+
+    `of_result` are the metrics of the result, `of_version` those of the version that the alias names.
+    """
+    named = [(f"min.{name}", name, of_result) for name in gate.min]
+    named += [(f"max.{name}", name, of_result) for name in gate.max]
+    if gate.not_worse_than_live is not None:
+        named.append(("not_worse_than_live.metric", gate.not_worse_than_live.metric, of_version))
+    for field, name, measured in named:
+        if name not in measured:
+            known = ", ".join(measured) or "none"
+            raise ValueError(f"{field}: expected a metric that the job measures on these data ({known}), got {name!r}")
 
 
 def evaluate_gate(gate: Gate, metrics: Metrics, live: LiveMetrics | None) -> Decision:

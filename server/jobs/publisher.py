@@ -156,6 +156,7 @@ class Publisher:
 def lineage(job: Job, record: Mapping[str, Any], decided: StoredDecision) -> dict[str, Any]:
     """Return the origin of a version (job, dataset, parent, recipe, metrics, gate) for the metadata in its manifest."""
     order, parent = job.order, job.order.model
+    figures = {"figures": record["figures"]} if "figures" in record else {}  # of a compression: before and after
     return {
         "job": order.id,
         "kind": order.kind,
@@ -169,6 +170,7 @@ def lineage(job: Job, record: Mapping[str, Any], decided: StoredDecision) -> dic
         "metrics": record["metrics"],
         "code": record.get("version"),
         "gate": dict(decided.shown),
+        **figures,
     }
 
 

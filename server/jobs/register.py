@@ -110,15 +110,19 @@ class Register:
 
     # changes
 
-    async def add(self, job: Job, fill: Callable[[Path], None] | None = None) -> Job:
+    async def add(
+        self, job: Job, fill: Callable[[Path], None] | None = None, admit: Callable[[], None] = lambda: None
+    ) -> Job:
         """Add a job, durable on return, and return it; if a job of the same owner has the same key, return that job.
 
-        `fill` adds files to the job's new folder. Raises Unavailable, StorageFull, and the ServerErrors of `fill`.
+        `admit` raises to refuse the job, and sees all jobs that were added before. `fill` adds files to the job's new
+        folder. Raises Unavailable, StorageFull, and the ServerErrors of `fill` and `admit`.
         """
         async with self._change_lock:
             self.check()
             if (key := job.order.key) is not None and (found := self.find_key(_has_owner_of(job), key)) is not None:
                 return found
+            admit()
             await asyncio.to_thread(self.folders.create, job, fill)
             try:
                 await self._save(job)

@@ -27,7 +27,9 @@ from lathe.server.errors import (
     Unprocessable,
 )
 from lathe.server.jobs.dispatcher import Dispatcher
-from lathe.server.jobs.folders import EVENTS, PARENT
+from lathe.server.jobs.folders import EVENTS, PARENT, RECIPE
+from lathe.server.jobs.gate import Gate, check_metrics
+from lathe.server.jobs.input_check import InputCheck
 from lathe.server.jobs.interfaces import Datasets, Parents
 from lathe.server.jobs.job import DatasetPin, Job, JobLimits, JobState, ModelPin, Order, PublishRequest, new_id
 from lathe.server.jobs.kinds import Kinds
@@ -35,6 +37,8 @@ from lathe.server.jobs.register import Register
 from lathe.server.jobs.retention import expired_jobs
 from lathe.server.repository import names
 from lathe.server.repository.disk_space import DiskSpace
+from lathe.server.repository.manifest import MODEL_FILE
+from lathe.server.repository.store import storage_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class JobService:
         datasets: Datasets,
         parents: Parents,
         quotas: Quotas,
+        check: InputCheck,
         space: DiskSpace | None = None,
     ) -> None:
         self.register = register
@@ -90,6 +95,7 @@ class JobService:
         self._datasets = datasets
         self._parents = parents
         self._quotas = quotas
+        self._input_check = check
         self._space = space
 
     # reading
@@ -129,7 +135,8 @@ class JobService:
 
         Also removes the oldest ended jobs, as `tidy` does. Raises TooLarge or Unprocessable for the recipe,
         Unprocessable for a model that is no ONNX model, or if the key was used for another request, BadRequest,
-        Forbidden, NotFound, QuotaExceeded, StorageFull.
+        Forbidden, NotFound, QuotaExceeded, StorageFull; also Unprocessable, Overloaded and others of
+        `InputCheck.run` for a kind that checks its inputs.
         """
         self.register.check()
         fingerprint = request.fingerprint()
@@ -139,10 +146,13 @@ class JobService:
         await self._check_storage()
         async with self._datasets.hold(request.dataset) as data:
             pin, name = await self._pin(request), await self._datasets.name_of(request.dataset)
+            await self._check_inputs(request, pin, data.path)
             order = self._order(caller, request, DatasetPin(name, data.digest), pin)
             order = replace(order, key=key, fingerprint=fingerprint)
             job = Job(order, queued=order.submitted)
-            stored = await self.register.add(job, (lambda folder: self._link(pin, folder)) if pin else None)
+            stored = await self.register.add(
+                job, (lambda folder: self._link(pin, folder)) if pin else None, lambda: self._check_unfinished(caller)
+            )
         self._dispatcher.wake()
         return _check_fingerprint(stored, fingerprint), stored.id != job.id
 
@@ -184,15 +194,41 @@ class JobService:
             kind.check(request.recipe)
         except ValueError as error:
             raise Unprocessable(f"recipe: {error}") from error
-        if kind.needs_model != (request.model is not None):
-            expectation = "expected a version to start from" if kind.needs_model else "not expected"
+        reads_model = kind.reads_model(request.recipe)
+        if reads_model != (request.model is not None):
+            role = "to start from" if kind.needs_model else "as teacher"
+            expectation = f"expected a version {role}" if reads_model else "not expected"
             raise BadRequest(f"model: {expectation} for a job of kind {request.kind}")
         if request.publish is not None and not kind.can_publish:
             raise BadRequest(f"publish: not expected for a job of kind {request.kind}, which makes no model")
         _check_rights(caller, request)
+        self._check_unfinished(caller)
+
+    def _check_unfinished(self, caller: Caller) -> None:
         unfinished = sum(_owns(caller, job) for job in self.register.all() if not job.state.is_final)
-        if unfinished >= quotas.per_owner:
+        if unfinished >= self._quotas.per_owner:
             raise QuotaExceeded(f"{unfinished} of your jobs have not ended yet, which is the limit", retry_after=60.0)
+
+    async def _check_inputs(self, request: JobRequest, pin: ModelPin | None, dataset: Path) -> None:
+        """Check the inputs of a kind that has a check for them, and that its gate names metrics that are measured."""
+        module = self._kinds.get(request.kind).input_check
+        if module is None or pin is None:
+            return
+        folders = self.register.folders
+        scratch = await asyncio.to_thread(folders.make_scratch)
+        try:
+            with storage_errors("checking the job"):
+                await asyncio.to_thread((scratch / RECIPE).write_bytes, orjson.dumps(dict(request.recipe)))
+                await asyncio.to_thread(self._link, pin, scratch)
+            files = (scratch / RECIPE, dataset, scratch / PARENT / MODEL_FILE)
+            measured = await self._input_check.run(module, *map(Path.absolute, files))
+        finally:
+            await asyncio.shield(asyncio.to_thread(folders.remove_scratch, scratch))
+        if request.publish is not None and request.publish.gate is not None:
+            try:
+                check_metrics(Gate.model_validate(request.publish.gate), measured.of_result, measured.of_version)
+            except ValueError as error:
+                raise Unprocessable(f"publish.gate.{error}") from error
 
     async def _check_storage(self) -> None:
         await self.tidy()

@@ -81,26 +81,25 @@ class QueuePolicy(_Section):
     max_queue_size: int | None = Field(
         default=None,
         ge=1,
-        description="Largest number of waiting and running requests; default: the server's `queue_items`.",
+        description="Largest number of waiting and running requests; default: `LATHE_QUEUE_ITEMS`.",
     )
     max_queue_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Largest number of input bytes of waiting and running requests; default: the server's "
-        "`queue_bytes`.",
+        description="Largest number of input bytes of waiting and running requests; default: `LATHE_QUEUE_BYTES`.",
     )
     delay_target_ms: float | None = Field(
         default=None,
         gt=0,
         strict=False,
         description="CoDel load shedding: when the queue has not been empty for `delay_interval_ms`, requests that "
-        "waited longer than this get 503. The wait for one full batch is always allowed. Default: no load shedding.",
+        "waited longer than this, and longer than a full batch takes, get 503. Default: no load shedding.",
     )
     delay_interval_ms: float = Field(
         default=100.0,
         gt=0,
         strict=False,
-        description="How long the queue must stay non-empty before requests are shed (`delay_target_ms`).",
+        description="Time without an empty queue after which requests are shed (`delay_target_ms`).",
     )
 
 
@@ -133,7 +132,7 @@ class ResponseCaching(_Section):
     max_bytes: int = Field(
         default=0,
         ge=0,
-        description="Bytes of the cache of each version; 0 turns it off. It suits only deterministic models.",
+        description="Bytes of the cache of each version; 0: no cache. A cache suits only deterministic models.",
     )
 
 
@@ -177,8 +176,8 @@ class VersionPolicy(_Section):
         default=(),
         strict=False,
         description="Versions to keep in memory; those that aliases need stay as well. Retention does not delete the "
-        "listed ones, and no other version goes live by itself. At most one of `latest`, `all` and `specific` may be "
-        "set.",
+        "listed versions, and no other version goes live by itself. At most one of `latest`, `all` and `specific` may "
+        "be set.",
     )
 
     def chosen(self, versions: Collection[int]) -> list[int]:
@@ -196,21 +195,19 @@ class VersionPolicy(_Section):
 class Compilation(_Section):
     """Compiler options; a change compiles the versions in memory again, then switches to the new code."""
 
-    device: Device | None = Field(
-        default=None, description="Device that the model runs on; default: the server's `device`."
-    )
+    device: Device | None = Field(default=None, description="Device that the model runs on; default: `LATHE_DEVICE`.")
     device_memory: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes of the device's memory that a version may use at its largest batch. Nodes that would exceed "
-        "it run on the CPU. Default: all free memory.",
+        description="Bytes of the device's memory that a version may use at its largest batch. What exceeds it waits "
+        "in the host's memory between its uses (see docs/gpu.md). Default: all memory of the device.",
     )
     precision: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="Precision of products; default: the server's `precision`."
+        default=None, description="Precision of products and convolutions; default: `LATHE_PRECISION`."
     )
-    max_batch: Size | None = Field(default=None, description="Largest batch; default: the server's `max_batch`.")
+    max_batch: Size | None = Field(default=None, description="Largest batch; default: `LATHE_MAX_BATCH`.")
     threads: int | None = Field(
-        default=None, ge=1, description="Threads per batch; default and maximum: the server's `threads`."
+        default=None, ge=1, description="Threads per batch; default and maximum: `LATHE_THREADS`."
     )
     packing: int | None = Field(
         default=None,
@@ -243,33 +240,34 @@ class ModelConfig(_Section):
         "gives the reason. 0: the leading dimension is not a batch dimension, and each request runs alone, unchanged.",
     )
     instances: int = Field(
-        default=1, ge=1, le=64, description="Batches of a version that may run at once; at most the server's `workers`."
+        default=1, ge=1, le=64, description="Batches of a version that may run at once; at most `LATHE_WORKERS`."
     )
     compute_share: float | None = Field(
         default=None,
         gt=0,
         le=1,
         strict=False,
-        description="Share of the workers' time while other models compete for it; without competition a model may use "
-        "all of it. Models without a share split the rest equally.",
+        description="Share of the workers' time while other models compete for this time; without competition a model "
+        "may use all of it. Models without a share split the rest equally.",
     )
     max_memory_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Most memory that one version may need, counted as for the server's `max_memory`; a version that "
-        "needs more is not loaded (507).",
+        description="Most memory that one version may need, counted as for `LATHE_MAX_MEMORY`; a version that needs "
+        "more is not loaded (507).",
     )
     latency_target_ms: float | None = Field(
         default=None,
         gt=0,
         strict=False,
-        description="Target for the time from arrival to answer. Batch sizes are chosen for it. While other requests "
-        "wait or run, requests that are expected to miss it get 503.",
+        description="Target for the time from arrival to answer. Batches without deadlines are no larger than the "
+        "target allows. While other requests wait or run, requests that are expected to miss the target get 503.",
     )
     label_filename: dict[str, FileName] = Field(
         default={},
         description="Table from output names to files beside `config.toml`, which have a class name per line (UTF-8). "
-        "The classification extension then answers `value:index:label`. A change of `config.toml` has them read again.",
+        "The classification extension then answers `value:index:label`. After a change of `config.toml` the "
+        "server reads these files again.",
     )
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()

@@ -37,12 +37,14 @@ def has_whole_code(seed: int, batched: bool = True) -> bool:
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
+@pytest.mark.sample(4)
 def test_clamped_extents(seeds: range) -> None:
     """The other models fit only one length, for example if a table of 6 rows is added to x."""
     assert sum(map(has_whole_code, seeds)) >= 3
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
+@pytest.mark.sample(4)
 def test_clamped_numbers_of_rows(seeds: range) -> None:
     """The length is the leading dimension: code is for any length, or for one."""
     for seed in seeds:

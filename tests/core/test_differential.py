@@ -206,6 +206,7 @@ def filled(graph: Graph, rows: int) -> dict[str, np.ndarray]:
     ],
 )
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "AMD64"), reason="these are x86-64 targets")
+@pytest.mark.sample(2)
 def test_other_targets_agree(target: str, first: int, last: int) -> None:
     environment = {**os.environ, "LATHE_TARGET": target, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", OTHER_TARGET, str(first), str(last)]
@@ -298,6 +299,7 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", [7, 100])
+@pytest.mark.sample(2)
 def test_a_thousand_runs_from_eight_threads(seed: int) -> None:
     """Concurrent runs of different batch sizes in one session; each gives the same results as alone."""
     graph = grown(seed)

@@ -159,6 +159,7 @@ def _is_free(graph: Graph) -> bool:
     return any(not isinstance(dim, int) for _, dim in dynamic_binding(graph))
 
 
+@pytest.mark.slow
 def test_operators_have_kernels_for_any_sizes() -> None:
     lacking = {
         (each.place.case.op, each.place.index): each.place for each in _tried() if each.known and not each.dynamic_call

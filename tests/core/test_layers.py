@@ -22,7 +22,7 @@ LAYERS = Layers("lathe.core", [
     [
         "lathe.core.errors", "lathe.core.drawing.charts", "lathe.core.feeds", "lathe.core.validation_errors",
         "lathe.core.byte_sizes", "lathe.core.precisions", "lathe.core.exit_status", "lathe.core.files",
-        "lathe.core.parent_process", "lathe.core.toml_text",
+        "lathe.core.parent_process", "lathe.core.toml_text", "lathe.core.section",
     ],
     ["lathe.core.ir"],
     ["lathe.core.drawing.graphs"],
@@ -34,7 +34,7 @@ LAYERS = Layers("lathe.core", [
     [GENERATORS],
     ["lathe.core.runtime"],
     ["lathe.core.compiler.options"],
-    ["lathe.core.compiler.tuner"],
+    ["lathe.core.compiler.tuner", "lathe.core.compiler.device_memory"],
     ["lathe.core.compiler.placement"],
     [
         "lathe.core.compiler.specialise", "lathe.core.compiler.packing", "lathe.core.compiler.dynamic_shapes",

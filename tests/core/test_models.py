@@ -45,6 +45,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(5)
 def test_one_session_agrees_with_onnx_runtime_at_every_batch_size(name: str) -> None:
     model = zoo.model(name).SerializeToString()
     for threads in (1, 2):
@@ -56,7 +57,7 @@ def test_one_session_agrees_with_onnx_runtime_at_every_batch_size(name: str) -> 
                 assert relative_error(session.run({"x": x})["y"], expected(model, x)) < 1e-4
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", ["x86-64-v3", "plain"])
 @pytest.mark.parametrize("name", ["lenet", "mobilenet", "transformer"])
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "AMD64"), reason="these are x86-64 targets")

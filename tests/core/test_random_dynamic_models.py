@@ -28,7 +28,7 @@ def agrees(seed: int, threads: int) -> bool:
         return sized
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
 def test_random_sizes(seeds: range) -> None:
     assert sum(agrees(seed, 1 + seed % 2) for seed in seeds) >= 3

@@ -95,6 +95,7 @@ def test_compiled_graphs_agree(data: st.DataObject) -> None:
     drawn(data)
 
 
+@pytest.mark.slow
 def test_long_compiled_graphs_agree() -> None:
     check_seeds(0, 40)
 

@@ -34,6 +34,7 @@ def _operators(*arguments: str) -> set[str]:
     return set(lines[-1].split()[1:])
 
 
+@pytest.mark.slow
 def test_first_case_of_every_operator() -> None:
     assert set(TABLE) - set(ELEMENTWISE) - _operators("0", "1", "--first") == set(OTHERS)
 

@@ -74,6 +74,7 @@ def test_the_first_run_waits_for_its_code() -> None:
         assert "reference runner" not in session.explain()
 
 
+@pytest.mark.slow
 def test_from_an_artifact(tmp_path: Path) -> None:
     path = tmp_path / "model.lathe"
     fixed = model("float[n,4] x => float[2,3,4] y", "y = Add(x, t)", "float[2,3,4] t = {" + ", ".join("1" * 24) + "}")

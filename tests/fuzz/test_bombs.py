@@ -43,7 +43,7 @@ def test_bombs_cost_little_time_and_memory(name: str, results: dict[str, dict[st
     assert result["seconds"] < 5, result
 
 
-@pytest.mark.sample(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ConstantOfShape", "Expand", "Tile", "Pad", "Resize", "OneHot"])
 def test_models_beyond_any_memory_are_not_compiled(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert results[f"huge {name}"]["outcome"] == "not compiled"

@@ -86,6 +86,7 @@ def test_the_median_ratio_of_adjacent_windows_decides(
     assert (ratio.held, failures.held) == (held, True)
 
 
+@pytest.mark.slow
 def test_slow_clients_connect_and_reconnect_when_they_are_dropped() -> None:
     count, arrivals = 50, asyncio.Queue[None]()
 
@@ -110,6 +111,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_slow_clients_are_slow_in_four_ways() -> None:
     said: list[bytearray] = []
     unread: list[int] = []

@@ -35,6 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_steady_runs_of_batches_1_and_8_and_first_runs_of_other_lengths(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECTIONS", 120)
 
 
+@pytest.mark.slow
 def test_lathe_serves_a_client_during_a_flood() -> None:
     with serving({"doubler": doubler()}, max_connections=32, max_client_connections=8) as running:
         report = Report("flood", {})
@@ -29,6 +30,7 @@ def test_lathe_serves_a_client_during_a_flood() -> None:
     assert verdict.held, verdict.measured
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_the_client_fails() -> None:
     async def full(call: Call) -> Answer:
         return (200, b"{}") if call.path == "/v2/health/live" else (503, b"{}")

@@ -12,6 +12,7 @@ from lathe.core.kernels.cuda.lines import GREATEST, SUM
 from lathe.core.kernels.cuda.nest import Place, split
 from lathe.core.kernels.cuda.product import edge_mask, join_masks, load_factors
 from lathe.core.kernels.cuda.source import Source, Writer, scaled, text_of, total
+from lathe.core.kernels.shared.cuda_product import OF_TF32
 from lathe.core.kernels.shared.cuda_product_tiles import padded
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.target import GpuTarget
@@ -69,7 +70,8 @@ def generate(spec: AttentionSpec, target: GpuTarget) -> Source:
     column = p.index(wide, down=False, hint="c")
     at = total([p.offset(3 + len(extras)), *_steps(p.query, column, spec.y_steps)])
     mask = join_masks(p.query_mask, edge_mask(w, column, spec.columns, wide))
-    result = f"tl.where({weight} > 0.0, {sums} / {weight}, 0.0)" if spec.guarded else f"{sums} / {weight}"
+    whole = f"{sums} * {OF_TF32}" if spec.precision == "tf32" else sums
+    result = f"tl.where({weight} > 0.0, {whole} / {weight}, 0.0)" if spec.guarded else f"{whole} / {weight}"
     Algebra(w).store("y", at, Reg(w.let(result), spec.dtype), mask)
     return w.source(tile.warps, tile.stages)
 
@@ -95,6 +97,8 @@ def _scores(p: _Program, queries: str, extras: list[str]) -> str:
     keys = load_factors(w, "k", at, spec.dtype, spec.dtype, inside, edge_mask(w, d, spec.depth, depth))
     clear = f"tl.full(({spec.tile.queries}, {size}), 0.0, tl.float32)"
     scores = w.let(f'tl.dot({queries}, {keys}, {clear}, input_precision="{spec.precision}")', "scores")
+    if spec.precision == "tf32":
+        scores = w.let(f"{scores} * {OF_TF32}", "scores")
     scores = _apply_epilogue(p, scores, key, inside, extras)
     return scores if inside is None else w.let(f"tl.where({inside}, {scores}, {_NONE})", "scores")
 

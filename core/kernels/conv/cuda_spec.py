@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd, prod
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -29,12 +30,9 @@ from lathe.core.kernels.shared.cuda_product import (
     needs_adjacent_depth,
     precisions,
     split_into_halves,
+    weights_for_tf32,
 )
-from lathe.core.kernels.shared.cuda_product_tiles import (
-    LEAST_BYTES,
-    ProductTile,
-    ranked_tiles,
-)
+from lathe.core.kernels.shared.cuda_product_tiles import ProductTile, ranked_tiles
 from lathe.core.kernels.shared.cuda_tiling import blocks
 from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic
 from lathe.core.kernels.shared.window import Window
@@ -43,6 +41,7 @@ from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import Infer
 
 _LEAST_DEPTH = 16
+_LEAST_SHORT_DEPTH = 32  # of types of 16 or 8 bits: a shallower step waits more often than it saves indices
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def _convolution(request: Request) -> TiledProduct | None:
     outputs, channels, *kernel = sizes_of(w)
     outputs, places = outputs // groups, prod(kernel)
     operands: tuple[Operand, ...] = (In(1),)
-    halves: tuple[Operand, ...] = ()
+    by_precision: dict[str, tuple[Operand, ...]] = {}
     dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
     if w.dtype is I8:
         shift = Packed(1, "offsets", _offsets)
@@ -150,14 +149,19 @@ def _convolution(request: Request) -> TiledProduct | None:
     elif request.constant(1) is not None:
         dtype = x.dtype
         if needs_adjacent_depth(dtype, request.gpu):
-            operands = (Packed(1, f"depth{dtype}", partial(_pack_by_outputs, element=dtype)),)
-            halves = (Packed(1, "depth in halves", _pack_halves),)
+            pack = partial(_pack_by_outputs, element=dtype)
+            operands = (Packed(1, f"depth{dtype}", pack),)
+            in_halves = partial(_pack_as, pack=pack, change=split_into_halves)
+            by_precision[SPLIT] = (Packed(1, "depth in halves", in_halves),)
             steps = (outputs * places * channels, channels, 1, places * channels)
         else:
-            operands = (Packed(1, f"places{groups}{dtype}", partial(_pack, groups=groups, element=dtype)),)
+            pack = partial(_pack, groups=groups, element=dtype)
+            operands = (Packed(1, f"places{groups}{dtype}", pack),)
             steps = (places * channels * outputs, channels * outputs, outputs, 1)
+        rounded = partial(_pack_as, pack=pack, change=weights_for_tf32)
+        by_precision["tf32"] = (replace(operands[0], key=f"{operands[0].key} for tf32", pack=rounded),)
     facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
-    return _kernels(request, operands, facts, False, halves)
+    return _kernels(request, operands, facts, False, by_precision)
 
 
 def _transposed(request: Request) -> TiledProduct | None:
@@ -206,21 +210,21 @@ def _kernels(
     weights: tuple[Operand, ...],
     facts: tuple[Image, int, int, int, DType, tuple[int, int, int, int]],
     is_transposed: bool,
-    halves: tuple[Operand, ...] = (),
+    by_precision: Mapping[str, tuple[Operand, ...]] = MappingProxyType({}),
 ) -> TiledProduct:
-    """The kernels with these operands for the weights; `halves`: those for weights that are split (`SPLIT`)."""
+    """The kernels with the operands `weights` for the weights, or those in `by_precision`, where it has some."""
     node, (_, groups, channels, columns, *_) = request.node, facts
     pixels, results = results_of(request, extra_indices(node))
     extras = [In(i) for i in extra_indices(node)]
     tile = ProductTile(_LEAST_DEPTH, _LEAST_DEPTH, _LEAST_DEPTH, 1, 1)
     fill = int(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
     base = ConvSpec(*facts, pixels, results, is_transposed, tile, "ieee", fill)
-    least = _LEAST_DEPTH if base.element.itemsize > 1 else LEAST_BYTES
+    least = _LEAST_DEPTH if base.element is F32 else _LEAST_SHORT_DEPTH
 
     def call(tile: ProductTile, precision: str) -> KernelCall:
         return KernelCall(
             replace(base, tile=tile, precision=precision),
-            (In(0), *(halves if precision == SPLIT else weights), *extras, Out()),
+            (In(0), *by_precision.get(precision, weights), *extras, Out()),
             inplace=inplace_extras(node),
             strided=(In(0), *extras, Out()),
             flops=base.rows * (2 * groups * columns * base.depth),
@@ -228,7 +232,7 @@ def _kernels(
             grid=(groups * blocks(base.rows, tile.rows) * blocks(columns, tile.columns),),
         )
 
-    ways = precisions(base.element, request.gpu, bool(halves))
+    ways = precisions(base.element, request.gpu, SPLIT in by_precision)
     sizes = (base.rows, columns, base.depth, groups)
     tiles = ranked_tiles(request.gpu, *sizes, base.element, 2 if SPLIT in ways else 1)
     fitted = tiles.changed(partial(_by_channels, channels=channels, least=least))
@@ -292,8 +296,8 @@ def _pack_by_outputs(weight: Array, element: DType) -> Array:
     return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1).astype(element.numpy))
 
 
-def _pack_halves(weight: Array) -> Array:
-    return split_into_halves(_pack_by_outputs(weight, F32))
+def _pack_as(weight: Array, pack: Callable[[Array], Array], change: Callable[[Array], Array]) -> Array:
+    return change(pack(weight))
 
 
 def _offsets(weight: Array) -> Array:

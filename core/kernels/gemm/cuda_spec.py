@@ -31,6 +31,7 @@ from lathe.core.kernels.shared.cuda_product import (
     precisions,
     split_into_halves,
     split_operands,
+    weights_for_tf32,
 )
 from lathe.core.kernels.shared.cuda_product_tiles import (
     ProductTile,
@@ -94,7 +95,7 @@ def other_kernels(request: Request) -> Iterator[KernelCall]:
     kernels = _kernels(request)
     if kernels is None:
         return
-    plain = kernels.call(kernels.tiles.tiles[0], kernels.precisions[-1])  # with the weights as they are
+    plain = kernels.call(kernels.tiles.tiles[0], "ieee")  # with the weights as they are: the library rounds for TF32
     library = cublaslt_gemm(plain, plain.spec, request) if isinstance(plain.spec, GemmSpec) else None
     yield from [library] if library is not None else []
     yield from kernels.offers()
@@ -177,15 +178,21 @@ def _element(request: Request) -> DType | None:
 def _right_operand(request: Request, element: DType, turned: bool, precision: str) -> Operand:
     """The operand B.
 
-    A constant B is converted to `element` at compile time, transposed if `turned` (`_transpose`), and split in halves
-    if the precision is `SPLIT`.
+    A constant B is converted to `element` at compile time, and transposed if `turned` (`_transpose`). It is split in
+    halves if the precision is `SPLIT`, and rounded if it is "tf32" (`weights_for_tf32`).
     """
     if turned:
         perm = perm_attribute(request.node, "perm_b")
         if precision == SPLIT:
             return Packed(1, "turned halves", partial(_transposed_halves, perm=perm))
+        if precision == "tf32":
+            return Packed(1, "turned for tf32", partial(_transposed_for_tf32, perm=perm))
         return Packed(1, "turned", partial(_transpose, perm=perm))
-    if request.constant(1) is None or request.node.required_input(1).dtype is element:
+    if request.constant(1) is None:
+        return In(1)
+    if precision == "tf32":
+        return Packed(1, "for tf32", weights_for_tf32)
+    if request.node.required_input(1).dtype is element:
         return In(1)
     return Packed(1, f"{element}", partial(cast_array, element=element))
 
@@ -197,6 +204,10 @@ def _transpose(array: Array, perm: Perm | None) -> Array:
 
 def _transposed_halves(array: Array, perm: Perm | None) -> Array:
     return split_into_halves(_transpose(array, perm))
+
+
+def _transposed_for_tf32(array: Array, perm: Perm | None) -> Array:
+    return weights_for_tf32(_transpose(array, perm))
 
 
 def _offsets(array: Array, perm: Perm | None) -> Array:

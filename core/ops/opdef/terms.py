@@ -33,11 +33,13 @@ class Writer:
         self._numbers: dict[tuple[Number, DType], Value] = {}
         self._counts: dict[str, int] = {}
         self.scope = ""  # a prefix of the names of new nodes
+        self.device = ""  # the device annotation of new nodes
+        self.after: tuple[Value, ...] = ()  # control edges of new nodes that read a value that is no constant
 
     def nested(self, graph: Graph) -> Writer:
         """A writer for `graph`, a body in this writer's graph: it shares the set of taken names."""
         inner = Writer(graph, self.known, self._names)
-        inner.scope = self.scope
+        inner.scope = self.scope  # the body runs where its node does, so its nodes have no annotations
         return inner
 
     def fresh(self, base: str) -> str:
@@ -63,7 +65,8 @@ class Writer:
         while present and present[-1] is None:
             present.pop()
         name = self.fresh(self.scope + op.lower())
-        node = Node(op, present, [], dict(attrs or {}), name)
+        can_wait = any(value is not None and value not in self.graph.constants for value in present)
+        node = Node(op, present, [], dict(attrs or {}), name, self.device, self.after if can_wait else ())
         node.outputs = [Value(name if i == 0 else self.fresh(f"{name}.{i}"), _UNTYPED, node) for i in range(outputs)]
         infer_node(node, self.known)
         self.graph.nodes.append(node)

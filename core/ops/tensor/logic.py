@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -413,6 +413,31 @@ class StopGradient(Identity):
 
     domain = "lathe"
     zero_gradient = "by definition"
+
+
+@register
+class Boundary(OpDef):
+    """Returns its first input. Passes move and fuse nothing across it; see `lathe.core.passes.rewrite.boundaries`.
+
+    The other inputs must have been computed before a node reads the output, but nothing reads them.
+    """
+
+    inputs = "input, *after"
+    outputs = "output"
+    attrs: ClassVar[Mapping[str, Any]] = {"device": ""}
+    domain = "lathe"
+    shape_arithmetic = True
+    no_gradient = "it exists only while passes run"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        value = c.node.input(0)
+        return [value.type] if value is not None else c.fail("input 0 (input) is missing")
+
+    def reference(self, c: Call, x: RuntimeValue, *after: RuntimeValue) -> RuntimeValue:
+        return x
+
+    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
+        return [axes[0]]
 
 
 def dims_equal(x: Dim, y: Dim) -> bool:

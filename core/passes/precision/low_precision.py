@@ -46,6 +46,7 @@ _PRESERVING: dict[str, int | None] = {
     "Expand": 1, "Concat": None, "MaxPool": 1, "AveragePool": 1, "GlobalAveragePool": 1, "GlobalMaxPool": 1,
     "ReduceMean": 1, "ReduceMax": 1, "LayerNormalization": 1, "FusedAttention": 3, "Pad": 1,
 }  # fmt: skip
+_CONVERTING = "PackImage"  # the operator that converts elements while it copies them, by its attribute `to`
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _can_write(editor: Editor, node: Node) -> bool:
         return _has_kernel(editor, node) and not _is_direct(editor, node)
     if node.op == "FusedMatMul":
         return _keeps_last(node, "perm_y")
-    return (_preserves(node) and len(node.outputs) == 1) or is_elementwise(node)
+    return (_preserves(node) and len(node.outputs) == 1) or is_elementwise(node) or node.op == _CONVERTING
 
 
 def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> bool:
@@ -173,7 +174,7 @@ def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> b
     if _preserves(node):
         others = node.inputs[len(_same_type_inputs(node)) :]
         return node.outputs[0] in chosen and all(value is not other for other in others)
-    return is_elementwise(node)
+    return is_elementwise(node) or node.op == _CONVERTING
 
 
 def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
@@ -268,6 +269,9 @@ class _Walk:
             same = _same_type_inputs(node)
             inputs = [self._as(node, each, self.dtype) if each in same else each for each in node.inputs]
             self._replace(node, self.editor.emit(node, node.op, *inputs, attrs=node.attrs))
+        elif node.op == _CONVERTING and (narrow_outputs or narrow_inputs):
+            to = self.dtype if narrow_outputs else F32
+            self._replace(node, self.editor.emit(node, node.op, *node.inputs, attrs={**node.attrs, "to": to.onnx_code}))
         elif narrow_inputs:
             self.editor.set_inputs(node, [self._as(node, value, F32) for value in node.inputs])
 

@@ -13,9 +13,10 @@ from lathe.core.runtime.device.devices import HOST
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes of host memory, without other devices.
+    """Bytes of host memory, without the memory of other devices.
 
-    `weights` are used from loading to closing; every run in flight uses up to `run` more.
+    `weights` are used from loading to closing. They include pinned memory through which other devices swap. Every run
+    in flight uses up to `run` more.
     """
 
     weights: int
@@ -36,7 +37,10 @@ def memory_needs(path: Path) -> MemoryNeeds:
         try:
             batch = int(bundle.facts["description"]["max_batch"])
             arenas = [max(int(a), 0) * batch + int(b) for a, b in (part["plan"]["arena"] for part in parts)]
-            return MemoryNeeds(sum(int(part["plan"]["weights"]) for part in parts), sum(arenas))
+            swapped = [part["plan"] for part in bundle.facts.get("parts", ()) if part["device"] != HOST]
+            swaps = [max(int(a), 0) * batch + int(b) for a, b in (plan["swap"] for plan in swapped)]
+            pinned = sum(int(plan["streamed"]) for plan in swapped) + sum(swaps)
+            return MemoryNeeds(sum(int(part["plan"]["weights"]) for part in parts) + pinned, sum(arenas))
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{bundle.name}: its plan is malformed ({type(error).__name__} {error})") from error
 

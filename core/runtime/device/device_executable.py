@@ -13,6 +13,10 @@ one arena, because the work of one stream happens in order. A graph contains add
 batch size. It is captured in the background when the slot has run the batch size twice. Until then the steps are
 launched one by one: any batch size runs at once, exactly, without padding.
 
+If weights and arena exceed the memory that the model may take, the plan has transfers: copies between the arena and
+pinned memory of the host, beside the steps in two further streams (`Lanes`), with events where one waits for the other.
+Graphs contain them. All transfers of a run have ended when its last step has, so runs share this memory, too.
+
 Values that another device reads next need not come to the host: `hold` leaves outputs on the device, and inputs may lie
 on another device (`Resident`).
 """
@@ -35,11 +39,25 @@ from lathe.core.errors import DeviceError, DeviceMemoryError, FeedError, Session
 from lathe.core.ir.dim import evaluate
 from lathe.core.kernels.call import Status
 from lathe.core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan
-from lathe.core.runtime.device.device import Device, Event, Stream
+from lathe.core.plan.transfers import Rates, boundaries, swapping_lines, transfers_at
+from lathe.core.runtime.device.device import Device, Event
 from lathe.core.runtime.device.device_states import DeviceStates
 from lathe.core.runtime.device.device_timing import mean_nanoseconds
 from lathe.core.runtime.device.upload import Uploader
-from lathe.core.runtime.host.device_tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
+from lathe.core.runtime.host.device_tape import (
+    Copy,
+    Generations,
+    Graphs,
+    Key,
+    Lanes,
+    Launch,
+    Move,
+    Tape,
+    finish,
+    grid_of,
+    launch_one,
+    play,
+)
 from lathe.core.runtime.host.host_copies import copy_in_pieces, copy_piece, pieces_of
 from lathe.core.runtime.host.plan_memory import (
     SLOTS,
@@ -52,6 +70,7 @@ from lathe.core.runtime.host.plan_memory import (
     merge_neighbours,
 )
 from lathe.core.runtime.host.resident_values import HeldRun, Resident
+from lathe.core.runtime.host.swap_memory import SwapMemory
 from lathe.core.runtime.session.background import Background
 from lathe.core.runtime.session.explain import explain_plan
 from lathe.core.runtime.session.runner import DeviceShare, StepTimes
@@ -110,6 +129,7 @@ class DeviceExecutable:
         self._ports = PortLayout(plan)
         self._arena = DeviceBlock(device)
         self._weights = DeviceBlock(device)
+        self._swap = SwapMemory(plan, device)
         self._states = DeviceStates(plan, device, adopted or {})
         with ExitStack() as undoing:
             self._module = undoing.enter_context(closing(device.load(objects)))
@@ -117,6 +137,9 @@ class DeviceExecutable:
             self._functions = {symbol: self._module.function(symbol) for symbol in symbols}
             streams = [undoing.enter_context(closing(device.stream())) for _ in range(4)]
             self._copy_in, self._work, self._copy_out, self._capture = streams
+            transfers = len(plan.transfers)
+            self._lanes = undoing.enter_context(closing(Lanes(device, self._work, transfers)))
+            self._capture_lanes = undoing.enter_context(closing(Lanes(device, self._capture, transfers)))
             slots = (Slot(device, index, plan, self._ports) for index in range(SLOTS))
             self._slots = [undoing.enter_context(closing(slot)) for slot in slots]
             undoing.pop_all()
@@ -143,19 +166,20 @@ class DeviceExecutable:
             fewer = (2**k for k in range(rows.bit_length()))
             fitting = [few for few in fewer if memory_of_plan(self.plan, few, adopted).total <= free]
             hint = f"; batches of {fitting[-1]} would fit" if fitting else ""
+            hint += "; compiled with a smaller device_memory it swaps with the host"
             raise DeviceMemoryError(f"the model needs {room}, {self.device.name} has {free} free{hint}")
 
     def _allocate(self, rows: int) -> None:
-        self._weights.fit(self.plan.weights)
-        self._arena.fit(self.plan.arena.at(rows))
+        self._weights.fit(self.plan.resident)
+        self._fit_arena(rows)
         self._states.allocate()
         for slot in self._slots:
             slot.fit(max(rows, 1))
 
     def _upload(self, chunks: Iterable[bytes | memoryview]) -> None:
-        """Copy the weight block to the device."""
+        """Copy the weight block to the device, and those weights that are streamed to pinned memory of the host."""
         uploader = Uploader(self.device, self._copy_in)
-        uploader.put(self._weights.address, chunks)
+        uploader.put(self._weights.address, self._swap.keep_end(chunks))
         uploader.close()
 
     # -- states -----------------------------------------------------------------------------------------------------
@@ -239,7 +263,7 @@ class DeviceExecutable:
             self._run_timed(slot, run_copies(layout, across, fetched), layout, n, times)
         else:
             with self._order:
-                self._fit_arena(layout.arena)
+                self._fit_arena(n)
                 if whole and self._is_alone:
                     self._submit_whole(slot, layout, n)
                 else:
@@ -258,7 +282,7 @@ class DeviceExecutable:
         """Run step by step, and add the steps' times to `times`, by the host's clock, so that the run ends now."""
         alone = self._step_nanoseconds(slot, n)
         with self._order:
-            self._fit_arena(layout.arena)
+            self._fit_arena(n)
             stamps = self._submit_in_streams(slot, moves, n, timed=True)
         slot.done.synchronize()
         gaps = np.diff([stamp.since(stamps[0]) for stamp in stamps])
@@ -282,7 +306,7 @@ class DeviceExecutable:
         pieces = [(at, *piece) for at, array in enumerate(layout.outputs) for piece in pieces_of(array.nbytes)]
         events = slot.piece_events(len(pieces))
         with self._order:
-            self._fit_arena(layout.arena)
+            self._fit_arena(n)
             self._work.wait(slot.arrived)
             self._replay_or_launch(play, Key(slot.index, n, whole=False), slot)
             self._work.record(slot.computed)
@@ -308,10 +332,12 @@ class DeviceExecutable:
                 reason = Status(status).name.lower().replace("_", " ")
                 raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
 
-    def _fit_arena(self, nbytes: int) -> None:
+    def _fit_arena(self, n: int) -> None:
+        nbytes = self.plan.arena.at(self.plan.address_rows(n))
         if nbytes > self._arena.nbytes:
             self._work.synchronize()  # no unfinished work may use the memory that is freed
             self._arena.fit(nbytes)
+            self._swap.fit(n)
 
     @property
     def _is_alone(self) -> bool:
@@ -323,12 +349,12 @@ class DeviceExecutable:
         It is one graph launch, or a launch per step while there is no graph.
         """
 
-        def work(tape: Tape, stream: Stream) -> None:
+        def work(tape: Tape, lanes: Lanes) -> None:
             for way in layout.into:
-                stream.copy_in(way.device, way.host, way.nbytes)
-            play(tape, stream)
+                lanes.work.copy_in(way.device, way.host, way.nbytes)
+            play(tape, lanes)
             for way in layout.back:
-                stream.copy_out(way.host, way.device, way.nbytes)
+                lanes.work.copy_out(way.host, way.device, way.nbytes)
 
         self._replay_or_launch(work, Key(slot.index, n, whole=True), slot)
         self._work.record(slot.done)
@@ -361,7 +387,7 @@ class DeviceExecutable:
         after.record(slot.done)
         return stamps
 
-    def _replay_or_launch(self, work: Callable[[Tape, Stream], None], key: Key, slot: Slot) -> None:
+    def _replay_or_launch(self, work: Callable[[Tape, Lanes], None], key: Key, slot: Slot) -> None:
         """Replay the graph captured for `key`, or submit `work` step by step while there is none.
 
         If the key is frequent enough, the capture of a graph is started in the background.
@@ -373,19 +399,21 @@ class DeviceExecutable:
             return
         tape = self._tape(slot, key.n)
         if self._graphs.is_wanted(key):
-            self._background.submit(lambda: self._capture_graph(key, lambda stream: work(tape, stream), generations))
-        work(tape, self._work)
+            self._background.submit(
+                lambda: self._capture_graph(key, lambda: work(tape, self._capture_lanes), generations)
+            )
+        work(tape, self._lanes)
 
     def _generations(self, slot: Slot) -> Generations:
-        return self._arena.generation, slot.memory.generation
+        return self._arena.generation, slot.memory.generation, self._swap.generation
 
-    def _capture_graph(self, key: Key, work: Callable[[Stream], None], generations: Generations) -> None:
+    def _capture_graph(self, key: Key, work: Callable[[], None], generations: Generations) -> None:
         """In the background: capture what `work` submits as the graph for `key`.
 
         If that fails, steps are still launched one by one, and `explain` says why.
         """
         try:
-            graph = self._capture.capture(lambda: work(self._capture))
+            graph = self._capture.capture(work)
         except DeviceError as error:
             self._note = f"no graph was captured for n = {key.n}: {error}"
             return
@@ -403,10 +431,10 @@ class DeviceExecutable:
         slot = self._acquire_slot(n)
         try:
             with self._order:
-                self._fit_arena(self.plan.arena.at(max(n, 1)))
+                self._fit_arena(n)
                 slot.layout(n)
                 tape = self._tape(slot, n)
-                return mean_nanoseconds(self.device, self._work, lambda: play(tape, self._work), replays)
+                return mean_nanoseconds(self.device, self._work, lambda: play(tape, self._lanes), replays)
         finally:
             self._release_slot(slot)
 
@@ -416,7 +444,7 @@ class DeviceExecutable:
         None for a step that touches a state, which a repetition would change. The caller makes the real run afterwards.
         """
         with self._order:
-            self._fit_arena(self.plan.arena.at(max(n, 1)))
+            self._fit_arena(n)
             tape, states = self._tape(slot, n), self._states.bases
             return [
                 None
@@ -432,16 +460,18 @@ class DeviceExecutable:
         """
         stamps = [self.device.event(timed=True) for _ in range(len(self.plan.steps) + 1)]
         self._work.record(stamps[0])
-        for launch, stamp in zip(tape.launches, stamps[1:], strict=True):
+        for index, (launch, stamp) in enumerate(zip(tape.launches, stamps[1:], strict=True)):
+            if tape.moves:
+                self._lanes.cross(tape.boundaries[index], tape.moves)
             launch_one(launch, tape.n, self._work)
             self._work.record(stamp)
-        play(Tape((), tape.copies, tape.n), self._work)
+        finish(tape, self._lanes)
         return stamps
 
     # -- addresses --------------------------------------------------------------------------------------------------
 
     def _tape(self, slot: Slot, n: int) -> Tape:
-        rows, bases = max(n, 1), self._bases(slot, n)
+        rows, bases = self.plan.address_rows(n), self._bases(slot, n)
         launches = tuple(
             Launch(
                 self._functions[step.symbol],
@@ -450,7 +480,19 @@ class DeviceExecutable:
             )
             for step in (step.at(n) for step in self.plan.steps)
         )
-        return Tape(launches, self._copies(bases, n), n)
+        transfers = transfers_at(self.plan, n)
+        hosts = {WEIGHTS: self._swap.weights, self.plan.swap_base: self._swap.values}
+        moves = tuple(
+            Move(
+                each.into,
+                self._arena.address + each.arena.at(rows),
+                hosts[each.host.base] + each.host.offset.at(rows),
+                each.nbytes.at(n),
+            )
+            for each in transfers
+        )
+        order = boundaries([(each.begin, each.end) for each in transfers], len(launches)) if moves else ()
+        return Tape(launches, self._copies(bases, n), n, moves, tuple(order))
 
     def _bases(self, slot: Slot, n: int) -> dict[int, int]:
         rows = max(n, 1)
@@ -465,7 +507,7 @@ class DeviceExecutable:
         for name, base in self.plan.copies:
             address, type_ = self.plan.value_addresses[name]
             nbytes = evaluate(type_.nbytes, {"n": n})
-            copy = Copy(bases[base], bases[address.base] + address.offset.at(max(n, 1)), nbytes)
+            copy = Copy(bases[base], bases[address.base] + address.offset.at(self.plan.address_rows(n)), nbytes)
             (updates if base in self._states.bases else outputs).append(copy)
         return (*outputs, *self._states.ordered(updates))
 
@@ -480,7 +522,8 @@ class DeviceExecutable:
         return (DeviceShare(self.device.name, self.plan, 1, self.device.peaks),)
 
     def explain(self, n: int) -> list[str]:
-        lines = explain_plan(self.plan, n, self.device.peaks(), self.device.name)
+        peaks = self.device.peaks()
+        lines = explain_plan(self.plan, n, peaks, self.device.name)
         with self._order:
             made = list(self._graphs.made)
         known = [
@@ -488,6 +531,7 @@ class DeviceExecutable:
             for whole, what in ((True, "with copies"), (False, "beside copies"))
             if any(key.whole is whole for key in made)
         ]
+        lines += swapping_lines(self.plan, n, Rates(peaks.flops, peaks.bandwidth))
         graphs = f"graphs: captured for {'; '.join(known) or 'no batch size yet'}"
         return [*lines, graphs, *([self._note] if self._note else [])]
 
@@ -526,8 +570,8 @@ class DeviceExecutable:
             if self._released or len(self._free) < len(self._slots):
                 return
             self._released = True
-        blocks = (self._arena, self._weights, self._states)
-        streams = (self._copy_in, self._work, self._copy_out, self._capture)
+        blocks = (self._arena, self._weights, self._swap, self._states)
+        streams = (self._lanes, self._capture_lanes, self._copy_in, self._work, self._copy_out, self._capture)
         ends = [part.close for parts in (streams, self._slots, blocks) for part in parts]
         for close in (self._graphs.close, *ends, self._module.close):
             with suppress(DeviceError):  # after a fault every call fails, and the memory is lost anyway

@@ -74,6 +74,18 @@ REFERENCES = Backend(GpuTarget(device="simulated"), object_of, ReferenceKernel)
 INTERPRETER = Backend(GpuTarget(), lambda spec: generate(spec, GpuTarget()).to_bytes(), InterpretedKernel)
 
 
+@dataclass(slots=True)
+class Traffic:
+    """The number of copies in one direction, and their bytes together."""
+
+    copies: int = 0
+    nbytes: int = 0
+
+    def note(self, nbytes: int) -> None:
+        self.copies += 1
+        self.nbytes += nbytes
+
+
 class Memory:
     """The allocated blocks of a simulated device, at most `nbytes` bytes together."""
 
@@ -141,6 +153,7 @@ class SimulatedDevice:
         self.chance = random.Random(seed)
         self.streams: list[_Stream] = []
         self.launches = self.replays = 0  # the number of calls of each
+        self.inward, self.outward = Traffic(), Traffic()  # copies from and to the host that were done
         self.lost = ""
         self.nanoseconds = 0  # by `cost`
         self._cost = cost
@@ -285,9 +298,47 @@ class _Work:
     after: _Ticket | None = None  # the point that it waits for
 
 
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """Work that a stream, number `lane` of a capture, was given: to run, to wait for a point, or to reach one."""
+
+    lane: int
+    run: Callable[[], None] = lambda: None
+    after: _Ticket | None = None
+    point: _Ticket | None = None
+
+
+@dataclass(eq=False)
+class _Capture:
+    """A capture in progress. A stream that waits for a point of a captured stream is captured, too, as in CUDA."""
+
+    streams: list[_Stream]
+    found: list[_Captured] = field(default_factory=list)
+    points: set[_Ticket] = field(default_factory=set)
+
+    def add(self, stream: _Stream, run: Callable[[], None], after: _Ticket | None, point: _Ticket | None) -> None:
+        if after is not None and after not in self.points:
+            raise DeviceError("a stream that is captured waits for work outside of the capture")
+        if point is not None:
+            self.points.add(point)
+        self.found.append(_Captured(self.streams.index(stream), run, after, point))
+
+    def check_joined(self) -> None:
+        """DeviceError if the first stream does not wait for all work of the others."""
+        waited = {each.after for each in self.found if each.lane == 0}
+        open_lanes: set[int] = set()
+        for each in self.found:
+            if each.point in waited and each.point is not None:
+                open_lanes.discard(each.lane)
+            elif each.lane:
+                open_lanes.add(each.lane)
+        if open_lanes:
+            raise DeviceError(f"{len(open_lanes)} streams of the capture were not joined")
+
+
 @dataclass(eq=False)
 class _Graph:
-    work: tuple[_Work, ...]
+    work: tuple[_Captured, ...]
 
     def close(self) -> None:
         self.work = ()
@@ -328,15 +379,26 @@ class _Event:
 class _Stream:
     device: SimulatedDevice
     work: deque[_Work] = field(default_factory=deque)
-    captured: list[_Work] | None = None
+    captured: _Capture | None = None
+    is_temporary: bool = False  # it ends with its work
 
     def copy_in(self, address: int, source: int, nbytes: int) -> None:
         space, host = self.device.space, array_at(source, _BYTES, (nbytes,))
-        self._submit(lambda: np.copyto(space.view(address, nbytes), host))
+
+        def run() -> None:
+            np.copyto(space.view(address, nbytes), host)
+            self.device.inward.note(nbytes)
+
+        self._submit(run)
 
     def copy_out(self, target: int, address: int, nbytes: int) -> None:
         space, host = self.device.space, array_at(target, _BYTES, (nbytes,))
-        self._submit(lambda: np.copyto(host, space.view(address, nbytes)))
+
+        def run() -> None:
+            np.copyto(host, space.view(address, nbytes))
+            self.device.outward.note(nbytes)
+
+        self._submit(run)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         space = self.device.space
@@ -364,10 +426,14 @@ class _Stream:
         if not isinstance(event, _Event):
             raise TypeError(f"an event of another device: {event}")
         event.ticket = ticket = _Ticket(self)
-        self._submit(ticket.reach)
+        self._submit(ticket.reach, point=ticket)
 
     def wait(self, event: Event) -> None:
         if isinstance(event, _Event) and event.ticket is not None:
+            forked = event.ticket.stream.captured
+            if forked is not None and self.captured is None:
+                forked.streams.append(self)
+                self.captured = forked
             self._submit(lambda: None, event.ticket)
 
     def synchronize(self) -> None:
@@ -377,20 +443,31 @@ class _Stream:
 
     def capture(self, work: Callable[[], None]) -> Graph:
         with self.device.lock:
-            found: list[_Work] = []
-            self.captured = found
+            found = self.captured = _Capture([self])
             try:
                 work()
             finally:
-                self.captured = None
-            return _Graph(tuple(found))
+                for stream in found.streams:
+                    stream.captured = None
+            found.check_joined()
+            return _Graph(tuple(found.found))
 
     def replay(self, graph: Graph) -> None:
+        """Submit the work of the first captured stream to this one, and that of others to new streams."""
         if not isinstance(graph, _Graph):
             raise TypeError(f"a graph of another device: {graph}")
         with self.device.lock:
             self.device.replays += 1
-            self.work.extend(graph.work)
+            lanes = {0: self}
+            points: dict[_Ticket, _Ticket] = {}
+            for each in graph.work:
+                lane = lanes.setdefault(each.lane, _Stream(self.device, is_temporary=True))
+                run = each.run
+                if each.point is not None:
+                    points[each.point] = point = _Ticket(lane)
+                    run = point.reach
+                lane.work.append(_Work(run, points[each.after] if each.after is not None else None))
+            self.device.streams += [lane for number, lane in lanes.items() if number]
             self.device.run_scheduled()
 
     def close(self) -> None:
@@ -406,12 +483,15 @@ class _Stream:
         return after if after is not None and not after.reached else None
 
     def run_one(self) -> None:
-        self.device.run_work(self.work.popleft())
+        work = self.work.popleft()
+        if self.is_temporary and not self.work:
+            self.device.streams.remove(self)
+        self.device.run_work(work)
 
-    def _submit(self, run: Callable[[], None], after: _Ticket | None = None) -> None:
+    def _submit(self, run: Callable[[], None], after: _Ticket | None = None, point: _Ticket | None = None) -> None:
         with self.device.lock:
             if self.captured is not None:
-                self.captured.append(_Work(run, after))
+                self.captured.add(self, run, after, point)
                 return
             self.work.append(_Work(run, after))
             self.device.run_scheduled()

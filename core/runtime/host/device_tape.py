@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from lathe.core.ir.dim import evaluate
 from lathe.core.ir.types import Dim
-from lathe.core.runtime.device.device import Function, Graph, Grid, Stream
+from lathe.core.plan.transfers import Boundary
+from lathe.core.runtime.device.device import Device, Function, Graph, Grid, Stream
 
 
 class Key(NamedTuple):
@@ -23,7 +24,7 @@ class Key(NamedTuple):
     whole: bool
 
 
-Generations = tuple[int, int]  # of the two blocks of memory whose addresses a graph holds
+Generations = tuple[int, int, int]  # of the blocks of memory whose addresses a graph holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +42,83 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A copy `into` the memory of the device, or out of it, between steps: see `Transfer` in core/plan/plan.py."""
+
+    into: bool
+    device: int
+    host: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tape:
-    """The kernel launches of a plan, then its copies within the device, for one batch size and slot."""
+    """The kernel launches of a plan, then its copies within the device, for one batch size and slot.
+
+    `moves` happen in the order of `boundaries`, which has an entry before each launch, and one after the last.
+    """
 
     launches: tuple[Launch, ...]
     copies: tuple[Copy, ...]
     n: int
+    moves: tuple[Move, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
 
 
-def play(tape: Tape, stream: Stream) -> None:
-    for launch in tape.launches:
+class Lanes:
+    """A stream for the steps, and if a plan has transfers, one for each direction of them, with events between them."""
+
+    def __init__(self, device: Device, work: Stream, transfers: int) -> None:
+        self.work = work
+        directions = (True, False) if transfers else ()
+        self._streams = {into: device.stream() for into in directions}
+        self._begun = [device.event() for _ in range(transfers)]
+        self._done = [device.event() for _ in range(transfers)]
+
+    def cross(self, boundary: Boundary, moves: Sequence[Move]) -> None:
+        """Wait for the moves that end at a boundary, make those that happen there, and start those beside steps."""
+        for index in boundary.waits:
+            self.work.wait(self._done[index])
+        for index in boundary.here:
+            _move(self.work, moves[index])
+        for index in boundary.starts:
+            stream = self._streams[moves[index].into]
+            self.work.record(self._begun[index])
+            stream.wait(self._begun[index])
+            _move(stream, moves[index])
+            stream.record(self._done[index])
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        for event in (*self._begun, *self._done):
+            event.close()
+
+
+def _move(stream: Stream, move: Move) -> None:
+    if move.into:
+        stream.copy_in(move.device, move.host, move.nbytes)
+    else:
+        stream.copy_out(move.host, move.device, move.nbytes)
+
+
+def play(tape: Tape, lanes: Lanes) -> None:
+    """Submit the launches, moves and copies of a tape."""
+    stream = lanes.work
+    for index, launch in enumerate(tape.launches):
+        if tape.moves:
+            lanes.cross(tape.boundaries[index], tape.moves)
         launch_one(launch, tape.n, stream)
+    finish(tape, lanes)
+
+
+def finish(tape: Tape, lanes: Lanes) -> None:
+    """Submit what follows the last launch."""
+    if tape.moves:
+        lanes.cross(tape.boundaries[-1], tape.moves)
     for copy in tape.copies:
         if copy.nbytes:
-            stream.copy(copy.target, copy.source, copy.nbytes)
+            lanes.work.copy(copy.target, copy.source, copy.nbytes)
 
 
 def launch_one(launch: Launch, n: int, stream: Stream) -> None:

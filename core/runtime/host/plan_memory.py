@@ -23,7 +23,7 @@ SLOTS = 2  # runs in flight: one computes while the data of the other are copied
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """Bytes of device memory that a plan takes for batches of up to `rows` rows."""
+    """Bytes of device memory that a plan takes for batches of up to `rows` rows. `weights`: those that stay there."""
 
     rows: int
     weights: int
@@ -49,7 +49,7 @@ def memory_of_plan(plan: Plan, rows: int, adopted: Container[str] = ()) -> PlanM
     """
     ports, rows = PortLayout(plan), max(rows, 1)
     states = sum(port_bytes(port).at(1) for port in plan.states if port.name not in adopted) + temporary_bytes(plan)
-    return PlanMemory(rows, plan.weights, states, plan.arena.at(rows), SLOTS * ports.size.at(rows))
+    return PlanMemory(rows, plan.resident, states, plan.arena.at(plan.address_rows(rows)), SLOTS * ports.size.at(rows))
 
 
 def temporary_bytes(plan: Plan) -> int:
@@ -123,7 +123,7 @@ class StagingCopy:
 class StagingLayout:
     """The staging layout of a slot for one batch size: arrays of the host, and the copies to and from the device.
 
-    It is made once, so that a run computes none of it. `arena`: the bytes of the arena that the batch size needs.
+    It is made once, so that a run computes none of it.
     `residents`: where the outputs are on the device.
     `is_large`: inputs or outputs are copied in pieces (`host_copies`).
     """
@@ -134,7 +134,6 @@ class StagingLayout:
     input_copies: tuple[StagingCopy, ...]
     flags_copy: StagingCopy
     output_copies: tuple[StagingCopy, ...]
-    arena: int
     residents: tuple[Resident, ...]
     is_large: bool
 
@@ -213,7 +212,6 @@ class Slot:
             input_copies=tuple(self._copy_of(port, n) for port in plan.inputs),
             flags_copy=self._copy_at(flags, layout.flag_bytes),
             output_copies=output_copies,
-            arena=plan.arena.at(max(n, 1)),
             residents=tuple(Resident(self.memory.device, way.device, way.nbytes) for way in output_copies),
             is_large=max(sum(array.nbytes for array in arrays) for arrays in (inputs, outputs)) >= LARGE,
         )

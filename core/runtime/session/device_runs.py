@@ -7,10 +7,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.types import TensorType
+from lathe.core.runtime.device.device import Device
 from lathe.core.runtime.host.resident_values import Resident
 from lathe.core.runtime.session.device_arrays import DeviceArray, device_array
+from lathe.core.runtime.session.dlpack import DeviceType
 from lathe.core.runtime.session.placed import PlacedRunner
 from lathe.core.runtime.session.runner import Runner
 
@@ -78,7 +82,15 @@ def run_on_device(
     held, places = runner.hold(n, given)
     ending.callback(held.close)
     return {
-        name: DeviceArray(place.address, port.type.evaluate({"n": n}), port.type.dtype.numpy)
+        name: DeviceArray(
+            place.address, port.type.evaluate({"n": n}), np.dtype(port.type.dtype.numpy), place=_place_of(device)
+        )
         for name, (port, place) in zip(names, places, strict=True)
         if isinstance(port.type, TensorType)
     }
+
+
+def _place_of(device: Device) -> tuple[DeviceType, int]:
+    """The kind and number of a device's memory. That of simulated devices is the host's."""
+    kind, _, number = device.name.partition(":")
+    return (DeviceType.CUDA, int(number or 0)) if kind == "cuda" else (DeviceType.CPU, 0)

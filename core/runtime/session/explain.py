@@ -29,7 +29,7 @@ def explain_plan(plan: Plan, n: int, peaks: Peaks, device: str = "cpu") -> list[
         f"kernels ({where}: {peaks.flops / 1e9:.0f} GFLOP/s, {peaks.bandwidth / 1e9:.0f} GB/s):",
         *_schedule(plan, n, peaks),
         f"memory: {plan.memory}",
-        *_memory_map(plan.regions, n),
+        *_memory_map(plan.regions, plan.address_rows(n)),
         compiled,
     ]
 

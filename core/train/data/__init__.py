@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lathe.core.errors import DataError
 from lathe.core.train.data.dataset import Column, Dataset, Rows, from_arrays
-from lathe.core.train.data.examples import Examples, select
+from lathe.core.train.data.examples import Examples, default_target, select, select_inputs
 from lathe.core.train.data.formats import open_dataset
 from lathe.core.train.data.loader import Loader
 from lathe.core.train.data.splits import Split, folds, split
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from lathe.core.train.data.preprocess import Plan, Preprocess, plan, taking
 
 __all__ = [
-    "Column", "DataError", "Dataset", "Examples", "Loader", "Plan", "Preprocess", "Rows", "Split", "Transform", "folds",
-    "from_arrays", "open_dataset", "plan", "select", "split", "taking",
+    "Column", "DataError", "Dataset", "Examples", "Loader", "Plan", "Preprocess", "Rows", "Split", "Transform",
+    "default_target", "folds", "from_arrays", "open_dataset", "plan", "select", "select_inputs", "split", "taking",
 ]  # fmt: skip
 
 

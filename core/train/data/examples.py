@@ -21,6 +21,7 @@ TARGET = "target"
 _CHUNK_ROWS = 1 << 14  # rows of a target that are read together
 _DEFAULT_INPUT = "x"
 _TARGETS = ("y", "target", "label", "labels")  # default names of the target column
+_NO_TARGET = Column(TARGET, DType.FLOAT32, (0,))
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Examples:
     @property
     def classes(self) -> tuple[str, ...] | None:
         return self.target.classes
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target; `select_inputs` makes examples without one."""
+        return self.target != _NO_TARGET
 
     @property
     def parts(self) -> Mapping[str, range]:
@@ -106,11 +112,7 @@ def select(
     """
     target = dataset.column(target or default_target(dataset)).name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)
-    if not chosen or TARGET in chosen:
-        raise dataset.error(f"inputs: expected at least one, none called '{TARGET}', got {list(chosen)}")
-    features = {name: _feature(dataset, name, columns) for name, columns in chosen.items()}
-    features = _reshape(dataset, features, shapes or {}, layouts or {})
-    _check_sizes(dataset, features)
+    features = _features(dataset, chosen, shapes or {}, layouts or {})
     if _is_classification(dataset, target, task):
         names, indices = class_targets(dataset, target, classes)
         return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
@@ -119,6 +121,32 @@ def select(
         raise dataset.error(f"expected a target of numbers, got {column}", target)
     numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,), dataset.sources[target])
     return Examples(dataset, features, numbers.column, _read_all(dataset, numbers))
+
+
+def select_inputs(
+    dataset: Dataset,
+    inputs: Inputs,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> Examples:
+    """Examples without a target: the arguments are those of `select`, and the targets have no elements.
+
+    DataError for columns that do not exist, inputs of text, and shapes and layouts that do not fit.
+    """
+    features = _features(dataset, inputs, shapes or {}, layouts or {})
+    return Examples(dataset, features, _NO_TARGET, np.zeros((len(dataset), *_NO_TARGET.shape), np.float32))
+
+
+def _features(
+    dataset: Dataset, inputs: Inputs, shapes: Mapping[str, Sequence[int]], layouts: Mapping[str, Layout]
+) -> dict[str, Feature]:
+    if not inputs or TARGET in inputs:
+        raise dataset.error(f"inputs: expected at least one, none called '{TARGET}', got {list(inputs)}")
+    features = {name: _feature(dataset, name, columns) for name, columns in inputs.items()}
+    features = _reshape(dataset, features, shapes, layouts)
+    _check_sizes(dataset, features)
+    return features
 
 
 def _read_all(dataset: Dataset, feature: Feature) -> Values:
@@ -138,6 +166,7 @@ def _is_classification(dataset: Dataset, target: str, task: Task) -> bool:
 
 
 def default_target(dataset: Dataset) -> str:
+    """The name of the default target: the column y, target, label or labels, otherwise the last one."""
     return next((name for name in _TARGETS if name in dataset.columns), list(dataset.columns)[-1])
 
 

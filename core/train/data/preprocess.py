@@ -21,10 +21,10 @@ from lathe.core.ir.graph import SHAPE_ONLY_OPS, Graph
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.ops.opdef.terms import Term, Writer
 from lathe.core.reference import interpret
+from lathe.core.section import Section
 from lathe.core.train.data.dataset import Column, Row, Rows, Values
 from lathe.core.train.data.examples import Examples
 from lathe.core.train.data.moments import Moments
-from lathe.core.train.recipe.section import Section
 
 SCOPE = "preprocess."  # prefix of the names of its constants, which are never trained
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from lathe.core.section import Section
 from lathe.core.train.data.image_sampling import Grid, bilinear
 from lathe.core.train.data.philox import RowRandoms
-from lathe.core.train.recipe.section import Section
 
 Images: TypeAlias = NDArray[np.float32]
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lathe.core.train.recipe.section import Part, Section, make_part, tagged_union
+from lathe.core.section import Section
+from lathe.core.train.recipe.section import Part, make_part, tagged_union
 from lathe.core.train.training_step import losses, optimizers, schedules
 from lathe.core.train.training_step.schedules import Schedule
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lathe.core.section import Section
 from lathe.core.train.recipe.recipe import Recipe
 
 _TAGS = ("kind", "architecture", "onnx", "parent")  # keys that tell alternative tables apart
@@ -53,14 +54,14 @@ class Table:
     settings: tuple[Key, ...] = ()
 
 
-def recipe_keys() -> tuple[Key, ...]:
-    """Return the keys of a recipe."""
-    return tuple(_keys(Recipe.model_json_schema()))
+def recipe_keys(recipe: type[Section] = Recipe) -> tuple[Key, ...]:
+    """Return the keys of a recipe, by default of a training's."""
+    return tuple(_keys(recipe.model_json_schema()))
 
 
-def recipe_tables() -> tuple[Table, ...]:
+def recipe_tables(recipe: type[Section] = Recipe) -> tuple[Table, ...]:
     """Return one `Table` for each key of a recipe that holds a table."""
-    schema = Recipe.model_json_schema()
+    schema = recipe.model_json_schema()
     definitions = schema["$defs"]
     fields = {name: (field, _tables(field, definitions)) for name, field in schema["properties"].items()}
     return tuple(_table(name, field, tables, definitions) for name, (field, tables) in fields.items() if tables)

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from lathe.core.errors import LatheError
+from lathe.core.section import Section
 from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.train.data import Preprocess, Transform
 from lathe.core.train.data.formats import Format
 from lathe.core.train.recipe.choices import Loss, Optimizer, ScheduleChoice
-from lathe.core.train.recipe.compression import Distil, Prune, Quantize
-from lathe.core.train.recipe.section import Section
+from lathe.core.train.recipe.training_compression import Distil, Prune, Quantize
 from lathe.core.train.zoo import Architecture
 from lathe.core.validation_errors import error_messages, short_repr
 

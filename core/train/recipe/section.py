@@ -1,4 +1,4 @@
-"""Base classes for the tables of a recipe. Tables of losses and optimizers are made from their dataclasses."""
+"""Tables of a training's recipe that select an object by `kind`, made from dataclasses such as those of losses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, ClassVar, Literal, Union, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
-
-class Section(BaseModel):
-    """A table of a recipe: unknown keys are errors, values are not converted, and instances are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from lathe.core.section import Section
 
 
 class Part(Section):

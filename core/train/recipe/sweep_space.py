@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from lathe.core.section import Section
 from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.recipe import ParentModel, Recipe, RecipeError, Seed
-from lathe.core.train.recipe.section import Section
 
 Values: TypeAlias = Mapping[str, Any]  # by the path of the field, such as optimizer.rate
 
@@ -85,6 +85,8 @@ class Sweep(Section):
         base = _read(values)
         if isinstance(base.model, ParentModel) or hasattr(base.model, "onnx"):
             raise ValueError("model: expected an architecture")
+        if base.distil is not None:
+            raise ValueError("distil: not expected in a search, whose trials have no teacher")
         if not base.data.validation:
             raise ValueError("data.validation: expected a share above 0, since trials are compared on validation rows")
         return values

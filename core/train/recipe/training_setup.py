@@ -15,7 +15,6 @@ from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.train.data import Column, Dataset, Examples, Loader, Plan, Rows, Split, plan, taking
 from lathe.core.train.data.preprocess import SCOPE
-from lathe.core.train.recipe.compression import PARENT, Compression, Pruner
 from lathe.core.train.recipe.data_selection import (
     check_classes,
     check_tokens,
@@ -25,6 +24,7 @@ from lathe.core.train.recipe.data_selection import (
 )
 from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from lathe.core.train.recipe.training_compression import PARENT, Compression, Pruner
 from lathe.core.train.training_step import losses
 from lathe.core.train.training_step.distillation import Distillation
 from lathe.core.train.training_step.live_model import LiveModel

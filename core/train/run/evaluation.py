@@ -18,19 +18,19 @@ import numpy as np
 from pydantic import Field
 
 from lathe.core.compiler.compile import compile
-from lathe.core.errors import DataError, LatheError
+from lathe.core.errors import DataError
+from lathe.core.section import Section
 from lathe.core.train.data import Dataset, Examples, Rows
 from lathe.core.train.recipe.data_selection import check_classes, dataset_for, examples_for, split_of, with_all_classes
 from lathe.core.train.recipe.parent_model import Parent, read_parent
 from lathe.core.train.recipe.recipe import Data, Names, parse_section
-from lathe.core.train.recipe.section import Section
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.report import slowest_operators
 from lathe.core.train.run import events, result
-from lathe.core.train.run.durable_files import write_folder
-from lathe.core.train.run.scores import Scores, Stopped, compute_scores
+from lathe.core.train.run.scores import Scores, compute_scores
+from lathe.core.train.run.single_run import SingleResult, run_once
 from lathe.core.train.run.training_loop import Outcome
-from lathe.core.train.run.work_folder import PARENT, RECIPE, Sources, hold_lock
+from lathe.core.train.run.work_folder import PARENT, RECIPE, Sources
 
 
 class EvaluationRequest(Section):
@@ -64,21 +64,15 @@ def run_evaluation(
     process works here. RecipeError, DataError or ModelError if configuration, data and model do not fit together.
     OSError if a file cannot be read, or the result cannot be written.
     """
-    with hold_lock(folder), events.EventLog(folder, watch) as event_log:
-        if (folder / result.FOLDER).is_dir():
-            return Outcome.DONE
-        try:
-            request = from_json((folder / RECIPE).read_bytes())
-            dataset = dataset_for(request.data, sources.dataset)
-            record = evaluate(request, dataset, sources.parent or folder / PARENT, resources, stop)
-            write_folder(folder / result.FOLDER, {result.METRICS: json.dumps(record, indent=1).encode()})
-        except Stopped:
-            return Outcome.STOPPED
-        except (LatheError, OSError, MemoryError) as error:
-            event_log.emit("failed", error=str(error) or type(error).__name__)
-            raise
-        event_log.emit("done", metrics=record["metrics"], seconds=record["seconds"])
-    return Outcome.DONE
+
+    def work(event_log: events.EventLog) -> SingleResult:
+        request = from_json((folder / RECIPE).read_bytes())
+        dataset = dataset_for(request.data, sources.dataset)
+        record = evaluate(request, dataset, sources.parent or folder / PARENT, resources, stop)
+        files = {result.METRICS: json.dumps(record, indent=1).encode()}
+        return SingleResult(files, {"metrics": record["metrics"], "seconds": record["seconds"]})
+
+    return run_once(folder, watch, work)
 
 
 def evaluate(

@@ -10,12 +10,13 @@
     log         message
     trial       trial, state, values, merit, error, ended, trials, best, seconds: of a sweep, whose `started` has
                 trials, ended, parallel
+    stage       stage (calibrating, comparing or timing), ended, total (batches or turns): of a compression
     done        metrics, seconds
     failed      error
 
 Every line also has `kind` and `time` (seconds since 1970). Steps and epochs count from 1. In a training, `seconds` is
 its time without compilation, summed over all processes that worked on it. In a search it is the time since the present
-process began the search, in an evaluation the time of the evaluation.
+process began the search, in an evaluation or a compression the time of the work.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from typing import Any, Literal, TypeAlias
 
 FILE = "events.jsonl"
 
-Kind: TypeAlias = Literal["started", "resumed", "step", "epoch", "checkpoint", "log", "trial", "done", "failed"]
+Kind: TypeAlias = Literal[
+    "started", "resumed", "step", "epoch", "checkpoint", "log", "trial", "stage", "done", "failed"
+]
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from rich.console import Console
 from lathe.core.errors import DataError
 from lathe.core.nn.module import Module
 from lathe.core.train.data import Dataset, from_arrays
-from lathe.core.train.recipe.compression import teacher_path
 from lathe.core.train.recipe.data_selection import dataset_for
 from lathe.core.train.recipe.model_source import ModelArgument, model_source_of
 from lathe.core.train.recipe.recipe import Recipe, RecipeError
 from lathe.core.train.recipe.recipe_sources import RecipeArgument, complete_recipe, tables_of
+from lathe.core.train.recipe.training_compression import teacher_path
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import work_folder
 from lathe.core.train.run.folder_setup import FolderError, OptionNames, begin_training, initial_model_reader

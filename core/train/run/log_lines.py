@@ -39,6 +39,8 @@ class LogLines:
                 return self._progress.epoch_line
             case "trial":
                 return trial_line(values)
+            case "stage":
+                return f"{values['stage']}: {values['ended']} of {values['total']}"
             case "log":
                 return str(values["message"])
             case "failed":

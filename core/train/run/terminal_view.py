@@ -1,6 +1,6 @@
 """Shows a training in the terminal: progress bar, loss, metrics, throughput, time left and curves.
 
-A hyper-parameter search is shown by its trials.
+A hyper-parameter search is shown by its trials, a compression by its stages.
 """
 
 from __future__ import annotations
@@ -82,6 +82,15 @@ def _settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{path}={text}" for path, text in zip(values, texts, strict=True))
 
 
+@dataclass(frozen=True)
+class StageProgress:
+    """The stage of a compression: its name, and how many of its parts have ended."""
+
+    name: str
+    ended: int
+    total: int
+
+
 @dataclass
 class TrainingProgress:
     """The state of a training according to its events so far."""
@@ -96,6 +105,7 @@ class TrainingProgress:
     judge: str = "loss"
     pace: StepRate = field(default_factory=StepRate)
     search: SearchProgress | None = None  # of a hyper-parameter search, which does not use the other fields
+    stage: StageProgress | None = None  # of a compression, likewise
 
     @property
     def place(self) -> str:
@@ -115,6 +125,8 @@ class TrainingProgress:
                 self.total = self.epochs * values["steps_per_epoch"]
             case "trial" if self.search:
                 self.search.see(values)
+            case "stage":
+                self.stage = StageProgress(values["stage"], values["ended"], values["total"])
             case "resumed":
                 self.step, self.epoch, self.pace = values["step"], values["epoch"], StepRate()
                 self.losses = [point for point in self.losses if point[0] <= self.step]
@@ -144,7 +156,7 @@ class TrainingProgress:
 class TrainingView:
     """Shows events as they arrive: on a terminal in a block that is redrawn, otherwise as one line per epoch.
 
-    Trials of a search, and the events `log` and `failed`, get a line each in both cases.
+    Trials of a search, stages of a compression, and the events `log` and `failed`, get a line each in both cases.
     """
 
     def __init__(self, console: Console, curves: bool = False) -> None:
@@ -158,6 +170,8 @@ class TrainingView:
         self.standing.see(kind, values)
         if kind in ("log", "failed"):
             self._console.print(values.get("message") or f"failed: {values.get('error')}", soft_wrap=True)
+        elif kind == "stage" and not values["ended"]:
+            self._console.print(values["stage"], soft_wrap=True)
         elif kind == "trial":
             self._console.print(trial_line(values), soft_wrap=True)
         elif kind == "epoch" and not self._console.is_terminal:
@@ -168,6 +182,9 @@ class TrainingView:
         if tried := standing.search:
             bar = ProgressBar(total=max(tried.total, 1), completed=len(tried.trials))
             return Group(_line(tried.place, bar, eta(tried.pace.remaining(tried.total))), _text(tried.outcome))
+        if stage := standing.stage:
+            bar = ProgressBar(total=stage.total or None, completed=stage.ended, pulse=not stage.ended)
+            return _line(stage.name, bar, "")
         if not standing.step:
             return _line("compiling", ProgressBar(total=None, pulse=True), "")
         bar = ProgressBar(total=max(standing.total, 1), completed=standing.step)

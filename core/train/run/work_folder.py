@@ -23,10 +23,10 @@ from lathe.core.ir.graph import Graph
 from lathe.core.train import report
 from lathe.core.train.data import Dataset
 from lathe.core.train.recipe import recipe
-from lathe.core.train.recipe.compression import is_parent
 from lathe.core.train.recipe.data_selection import dataset_for
 from lathe.core.train.recipe.parent_model import graph_files, read_parent
 from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe
+from lathe.core.train.recipe.training_compression import is_parent
 from lathe.core.train.recipe.training_setup import DEFAULT_RESOURCES, Resources
 from lathe.core.train.run import checkpoint, events, result
 from lathe.core.train.run.durable_files import write_file, write_folder

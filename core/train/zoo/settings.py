@@ -9,7 +9,7 @@ from pydantic import Field
 from lathe import nn
 from lathe.core.errors import ModelError
 from lathe.core.ir.types import DType
-from lathe.core.train.recipe.section import Section
+from lathe.core.section import Section
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -17,6 +18,27 @@ from lathe.server.repository.names import LIVE_ALIAS
 
 MAX_PRIORITY = 10  # priorities are from -10 to 10
 DEFAULT_KIND = "train"
+
+
+EXAMPLES: Sequence[Mapping[str, Any]] = (
+    {
+        "kind": "train",
+        "dataset": "handwriting",
+        "recipe": {"model": {"architecture": "lenet5"}, "optimizer": {"kind": "adamw", "rate": 0.01}, "epochs": 30},
+        "publish": {"model": "handwriting", "promote": True, "gate": {"min": {"accuracy": 0.97}}},
+    },
+    {
+        "kind": "compress",
+        "dataset": "handwriting",
+        "model": {"name": "digits", "version": "live"},
+        "recipe": {"method": {"kind": "static", "calibration": "percentile"}},
+        "publish": {
+            "model": "digits",
+            "promote": True,
+            "gate": {"max": {"accuracy_drop": 0.003, "size_ratio": 0.5, "latency_ratio": 1.0}},
+        },
+    },
+)
 
 
 class ModelAsked(RequestBody):
@@ -60,10 +82,12 @@ class LimitsAsked(RequestBody):
 class JobAsked(RequestBody):
     """A job: a dataset, a recipe, and how to publish the result. It never contains code."""
 
-    kind: str = Field(default=DEFAULT_KIND, description="train, finetune, evaluate or sweep.", max_length=40)
+    kind: str = Field(default=DEFAULT_KIND, description="train, finetune, evaluate, sweep or compress.", max_length=40)
     recipe: dict[str, Any] = Field(description="The recipe; its schema depends on the kind.")
     dataset: str = Field(description="Name or sha256 of an uploaded dataset.", max_length=128)
-    model: ModelAsked | None = Field(default=None, description="The version to start from or to evaluate.")
+    model: ModelAsked | None = Field(
+        default=None, description="The version to start from, to evaluate or to compress, or the teacher."
+    )
     publish: PublishAsked | None = Field(default=None, description="Without it, the result stays with the job.")
     priority: int = Field(
         default=0,
@@ -76,12 +100,14 @@ class JobAsked(RequestBody):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The JSON schema of the class, with the recipe's schema for each kind as `oneOf`.
+        """The JSON schema of the class with examples, and with the recipe's schema for each kind as `oneOf`.
 
         It only describes: the runner of a kind validates its recipes.
         """
         described = handler(schema)
-        handler.resolve_ref_schema(described)["oneOf"] = [_kind_schema(*row, handler) for row in KINDS.items()]
+        resolved = handler.resolve_ref_schema(described)
+        resolved["oneOf"] = [_kind_schema(*row, handler) for row in KINDS.items()]
+        resolved["examples"] = list(EXAMPLES)
         return described
 
     @field_validator("recipe")

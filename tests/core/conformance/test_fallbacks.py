@@ -12,6 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sample(2)
 def test_a_sample(form: str) -> None:
     known = recorded()[form]
     for name in names()[::STRIDE]:

@@ -55,6 +55,7 @@ def has_body(proto: onnx.ModelProto, node: onnx.NodeProto) -> bool:
 
 
 @pytest.mark.parametrize("op", function_operators())
+@pytest.mark.sample(2)
 def test_the_body_gives_the_expected_results(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_supported = importer._is_supported
     monkeypatch.setattr(importer, "_is_supported", lambda name, domain: name != op and is_supported(name, domain))

@@ -11,7 +11,7 @@ from tests.core.conformance.suite import cases, sample
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in sample() if name not in REASONS])
 def test_case(name: str) -> None:
     cases()[name]()

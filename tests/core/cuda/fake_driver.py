@@ -61,12 +61,18 @@ for _name in ATTRIBUTES:
 
 @dataclass(eq=False)
 class Handle:
-    """A handle of any object of the driver; `alive` until it is destroyed."""
+    """A handle of any object of the driver; `alive` until it is destroyed.
+
+    `captured`: the work of the capture that a stream takes part in, or in which an event was recorded, then in the
+    stream `recorded`. A stream that has joined a capture is `pending` until the capture's own stream waits for it.
+    """
 
     kind: str
     content: Any = None
     alive: bool = True
     captured: list[Callable[[], None]] | None = None
+    recorded: Handle | None = None
+    pending: bool = False
 
     def __int__(self) -> int:
         """The handle as a number, as the handles of the bindings convert to one."""
@@ -209,6 +215,11 @@ class FakeDriver:
 
     def cuStreamWaitEvent(self, hStream: Handle, hEvent: Handle, Flags: int) -> Any:
         assert _alive(hEvent, "event").content is not None and Flags == 0
+        if hEvent.recorded is not None:
+            hEvent.recorded.pending = False
+        if hStream.captured is None and hEvent.captured is not None:
+            hStream.captured = hEvent.captured
+        assert hStream.captured is hEvent.captured, "the event belongs to another capture"
         return self._give(hStream, lambda: None)
 
     def cuEventCreate(self, Flags: int) -> Any:
@@ -220,6 +231,7 @@ class FakeDriver:
 
     def cuEventRecord(self, hEvent: Handle, hStream: Handle) -> Any:
         _alive(hEvent, "event").content = len(self.calls)
+        hEvent.captured, hEvent.recorded = hStream.captured, hStream
         return self._give(hStream, lambda: None)
 
     def cuEventSynchronize(self, hEvent: Handle) -> Any:
@@ -267,7 +279,11 @@ class FakeDriver:
         return _ok()
 
     def cuStreamEndCapture(self, hStream: Handle) -> Any:
-        work, hStream.captured = _alive(hStream, "stream").captured, None
+        work = _alive(hStream, "stream").captured
+        for other in self.handles:
+            if other.captured is work:
+                assert other is hStream or not other.pending, "a stream was not joined to its capture"
+                other.captured = other.recorded = None
         return _ok(self._made("graph", work))
 
     def cuGraphInstantiate(self, hGraph: Handle, flags: int) -> Any:
@@ -297,6 +313,7 @@ class FakeDriver:
     def _give(self, stream: Handle, work: Callable[[], object]) -> Any:
         captured = _alive(stream, "stream").captured
         if captured is not None:
+            stream.pending = True
             captured.append(lambda: (work(), None)[1])
         else:
             work()

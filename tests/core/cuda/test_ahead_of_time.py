@@ -77,6 +77,14 @@ def test_the_tuners_candidates_are_compiled_too(tmp_path: Path, compiled: list[s
     assert 1 <= counts[0] < counts[1] < counts[2]
 
 
+def test_a_description_stands_for_all_gpus_that_the_model_names(tmp_path: Path, compiled: list[str]) -> None:
+    graph = perceptron()
+    for index, node in enumerate(graph.nodes):
+        node.device = ("cpu", "cuda:0", "cuda:1")[index % 3]
+    compile_kernels(graph, FAKE, tmp_path, max_batch=4)
+    assert compiled
+
+
 def test_missing_sizes_are_requested_by_name(tmp_path: Path, compiled: list[str]) -> None:
     b, graph = _begin("free", ("batch", "length"))
     graph.outputs = [b("Softmax", graph.inputs[0], axis=-1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +21,9 @@ from lathe.core.runtime.device import devices
 from lathe.core.runtime.device.device import Device
 from lathe.core.runtime.device.simulated import SimulatedDevice
 from lathe.core.runtime.device.upload import Uploader
+from lathe.core.runtime.session import dlpack
 from lathe.core.runtime.session.device_arrays import DeviceArray, device_array
+from lathe.core.runtime.session.dlpack import DeviceType
 from tests.core.cuda.fake_driver import FakeDriver, FakeGpu
 
 NAME = "cuda:0"
@@ -80,6 +83,77 @@ def test_inputs_and_outputs_stay_on_the_device(device: Device) -> None:
                 for name, array in results.items():
                     np.testing.assert_array_equal(memory.get(array), expected[name])
                     assert array.__cuda_array_interface__["shape"] == expected[name].shape
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT64, DType.UINT8, DType.BOOL, DType.FLOAT16])
+def test_numpy_reads_outputs_by_dlpack(dtype: DType) -> None:
+    """A simulated device is in host memory, so NumPy's own reader of DLPack is the oracle."""
+    graph = Graph("same")
+    b = Builder(graph)
+    graph.outputs = [b("Transpose", b.input("x", TensorType(dtype, (symbol("batch"), 2, 3))), perm=(0, 2, 1))]
+    x = (np.random.default_rng(0).standard_normal((5, 2, 3)) * 3).astype(dtype.numpy)
+    with lathe.compile(graph, device="simulated", tune="off") as session, session.run_on_device({"x": x}) as results:
+        [array] = results.values()
+        np.testing.assert_array_equal(np.from_dlpack(array), x.transpose(0, 2, 1))
+
+
+def test_capsules_give_the_arrays_that_were_exported() -> None:
+    """For bfloat16, scalars and empty arrays as well; nothing is kept once the capsules are gone."""
+    for array in (
+        np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 4), np.int8), np.array(2.5), np.ones(3, bool),
+        np.arange(4).astype(DType.BFLOAT16.numpy),
+    ):  # fmt: skip
+        capsule = dlpack.export(array.ctypes.data, array.shape, array.dtype, (DeviceType.CUDA, 0))
+        block = dlpack.read(capsule)
+        assert (block.address, block.shape, block.dtype) == (array.ctypes.data, array.shape, array.dtype)
+        assert len(dlpack._exported) == 1
+        del capsule, block
+        assert not dlpack._exported
+
+
+def test_consumed_capsules_are_forgotten_with_the_consumer() -> None:
+    array = DeviceArray(0, (0,), np.dtype(np.float32), place=(DeviceType.CPU, 0))
+    view = np.from_dlpack(array)
+    assert len(dlpack._exported) == 1
+    del view
+    assert not dlpack._exported
+
+
+class _ByDLPack:
+    """An array on a GPU of another library that only knows DLPack. NumPy's writer is the oracle."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.streams: list[Any] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DeviceType.CUDA, 0
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        self.streams.append(stream)
+        return self.array.__dlpack__()
+
+
+def test_inputs_by_dlpack_stay_on_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(type(device), "wait_for_stream", lambda self, handle: waited.append(handle))
+    x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    with closing(Memory(device)) as memory, lathe.compile(two_outputs(), device=NAME, tune="off") as session:
+        place = memory.put(x).address
+        on_device = np.frombuffer((ctypes.c_char * x.nbytes).from_address(place), np.float32).reshape(x.shape)
+        given = _ByDLPack(on_device)
+        with session.run_on_device({"x": given, "y": x}) as results:
+            np.testing.assert_array_equal(memory.get(next(iter(results.values()))), x + x)
+        assert given.streams == waited == [1]  # the default stream
+        with pytest.raises(FeedError, match="input 'x': expected a contiguous array, got one with strides"):
+            session.run_on_device({"x": _ByDLPack(np.zeros((6, 3), np.float32).T), "y": x})
+
+
+def test_types_that_dlpack_lacks_are_refused() -> None:
+    with pytest.raises(TypeError, match="DLPack has no element type"):
+        dlpack.export(0, (1,), np.dtype("S3"), (DeviceType.CPU, 0))
+    with pytest.raises(FeedError, match="input 'x': expected an element type of NumPy or bfloat16, got code 5"):
+        device_array("x", _ByDLPack(np.zeros(2, np.complex64)))
 
 
 def test_two_results_may_be_open_and_closing_twice_is_harmless(device: Device) -> None:

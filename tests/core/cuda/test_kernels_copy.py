@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 
 
@@ -50,7 +51,23 @@ def test_blocks_expand_tile() -> None:
     sweep("Flatten", "float32[n,3,2]", axis=1)
 
 
+@pytest.mark.parametrize("to", [None, DType.BFLOAT16, DType.FLOAT16])
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_packed_images(block: int, to: DType | None) -> None:
+    attributes = {"channels": 4, "block": block, "to": to}
+    sweep("PackImage", "float32[n,3,6,12]", **attributes)
+    sweep("PackImage", "float32[n,6,12,3]", layout="NHWC", **attributes)
+    sweep("PackImage", "bfloat16[n,5,6,12]", **{**attributes, "channels": 6})
+
+
+def test_packed_images_without_added_channels() -> None:
+    sweep("PackImage", "float32[n,3,8,4]", channels=3, block=4)
+    for rank in range(GpuKernel("PackImage", "float32[n,3,40,28]", channels=4, block=4).offers):
+        sweep("PackImage", "float32[n,3,40,28]", channels=4, block=4, rank=rank, batches=(0, 3))
+
+
 def test_compiles() -> None:
+    compiles("PackImage", "float32[n,3,224,224]", channels=4, block=2, to=DType.BFLOAT16)
     compiles("Transpose", "float16[n,64,56,56]", perm=(0, 2, 3, 1))
     compiles("Concat", "float32[n,3]", "float32[n,17]", axis=1)
     compiles("Pad", "uint8[n,4,5]", pads=(0, 2, 1, 0, 3, 2))

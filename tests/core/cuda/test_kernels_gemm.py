@@ -105,6 +105,34 @@ def test_tf32_only_on_request() -> None:
     assert (exact.call.spec.precision, fast.call.spec.precision) == ("tf32x3", "tf32")
 
 
+@pytest.mark.parametrize("arch", [80, 90])
+def test_results_by_tf32_are_not_smaller_on_average(arch: int) -> None:
+    """Of products of positive numbers, whose errors of 2**-11 would add up if all were truncated."""
+
+    def positive(dtype: DType, shape: tuple[int, ...]) -> Any:
+        return np.random.default_rng(1).uniform(1, 100, shape).astype(dtype.numpy)
+
+    weight = np.random.default_rng(0).uniform(1, 100, (512, 24)).astype(np.float32)
+    for op, x, w in (
+        ("FusedMatMul", "float32[n,512]", weight),
+        ("FusedConv", "float32[n,2,2,128]", weight.reshape(24, 128, 2, 2)),
+        ("Conv", "float32[n,128,2,2]", weight.reshape(24, 128, 2, 2)),
+    ):
+        kernel = sweep(
+            op, x, w, batches=(9,), sample=positive, rtol=2e-4, arch=arch, tf32=True,
+            **({"layout": "NHWC"} if op == "FusedConv" else {}),
+        )  # fmt: skip
+        assert kernel.call.spec.precision == "tf32"
+
+
+def test_products_of_small_integers_by_tf32_are_exact() -> None:
+    def whole(dtype: DType, shape: tuple[int, ...]) -> Any:
+        return np.random.default_rng(1).integers(-900, 900, shape).astype(dtype.numpy)
+
+    weight = np.random.default_rng(0).integers(-900, 900, (8, 20)).astype(np.float32)
+    sweep("FusedMatMul", "float32[n,8]", weight, batches=(9,), sample=whole, rtol=0.0, atol=0.0, arch=90, tf32=True)
+
+
 def test_fast_tiles_for_large_products_small_ones_for_small() -> None:
     large = GpuKernel("FusedMatMul", "float16[n,512,1024]", np.zeros((1024, 4096), np.float16)).call.spec.tile
     small = GpuKernel("FusedMatMul", "float16[n,64]", np.zeros((64, 10), np.float16)).call.spec.tile

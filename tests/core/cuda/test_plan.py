@@ -162,7 +162,8 @@ def test_a_full_device_spills_to_the_next_and_the_last_to_the_host() -> None:
     sites = [device("a", 10_000), device("b", 9_000), HOST]
     placement = place_nodes(graph, sites)
     assert [(part.device, len(part.graph.nodes)) for part in placement.parts] == [("a", 2), ("b", 2), ("cpu", 1)]
-    assert placement.notes == ("2 nodes on a", "2 nodes on b", "1 nodes on cpu")
+    lack = "1 nodes are on cpu for lack of memory: a has 10000 bytes, b has 9000 bytes, layer4 alone needs 4352"
+    assert placement.notes == ("2 nodes on a", "2 nodes on b", "1 nodes on cpu", lack)
     with pytest.raises(UnsupportedError, match="node 'layer4': a has no room for it in 10000 bytes"):
         place_nodes(graph, sites, PlacementOptions({"layer4": "a"}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from lathe.core.ir.build import Builder
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.kernels.cuda import Binary
+from lathe.core.plan.movables import MemoryLimit
 from lathe.core.plan.plan import weight_chunks
 from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.device import cuda_driver, devices
@@ -22,6 +24,7 @@ from lathe.core.runtime.device.cuda import CudaDevice
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.session.runner import StepTimes
 from tests.core.cuda.fake_driver import CUresult, FakeDriver, FakeGpu
+from tests.core.random_nets import Net, feeds
 
 
 def two_steps() -> Graph:
@@ -81,6 +84,37 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
         "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize",
     ]  # fmt: skip
     assert "graphs: captured for 2 with copies; 2 beside copies" in "\n".join(executable.explain(2))
+
+
+def test_transfers_have_streams_of_their_own_and_are_part_of_graphs() -> None:
+    graph = Graph("deep")
+    b = Builder(graph)
+    x = first = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16)))
+    for index in range(6):
+        x = b("MatMul", b("Exp", b("Neg", x)), b.constant(np.full((16, 16), 0.1 + index / 100, np.float32)))
+    graph.outputs = [b("Add", x, b("Tanh", first))]
+    driver = FakeDriver()
+    device = FakeGpu(driver)
+    free = make_plan(graph, device.target).plan
+    limit = MemoryLimit((free.weights + free.arena.at(4)) // 2, 4)
+    planned = make_plan(graph, device.target, limit=limit)
+    objects = {symbol: device.code(spec) for symbol, spec in planned.specs.items()}
+    executable = DeviceExecutable(planned.plan, device, objects, weight_chunks(planned), 4)
+    given = {n: np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32) for n in (1, 3, 0, 9)}
+
+    def assert_right(n: int) -> None:
+        want = lathe.interpret(graph, {"x": given[n]})[graph.outputs[0].name]
+        np.testing.assert_allclose(executable.run(n, [given[n]])[0], want, 1e-5, 1e-6)
+
+    for n in (1, 3, 0, 9, 3):
+        assert_right(n)
+    copies = [arguments for name, arguments in driver.calls if name == "cuMemcpyHtoDAsync"]
+    assert len({stream for *_, stream in copies}) == 3  # of the upload, of the steps, and of transfers into the arena
+    assert executable.settle(10)
+    alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
+    assert calls_of(driver, lambda: assert_right(3)) == alone
+    executable.close()
+    assert driver.alive == Counter()
 
 
 def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
@@ -224,6 +258,44 @@ def test_values_go_from_gpu_to_gpu_unless_the_driver_refuses(monkeypatch: pytest
         assert (calls["cuMemcpyHtoDAsync"], calls["cuMemcpyDtoHAsync"]) == (1, 1) if peers else (0, 0)  # in graphs
         assert f" from cuda:0{', directly' * peers}: 64 B" in session.explain()
     assert driver.alive == Counter()
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("limit", [None, 30_000])
+def test_random_graphs_on_two_gpus_and_the_cpu_copy_what_explain_says(
+    monkeypatch: pytest.MonkeyPatch, peers: bool, limit: int | None
+) -> None:
+    """Nodes are annotated at random. Each value that the other GPU reads is one copy between them, or by the host."""
+    ran, refused = 0, []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph = Net(lambda below, rng=rng: int(rng.integers(below))).grow(steps=4 + seed % 10)  # type: ignore[misc]
+        for node in graph.nodes:
+            node.device = str(rng.choice(["", "cpu", "cuda:0", "cuda:1"]))
+        driver = FakeDriver(count=2, peers=peers, total=1 << 24)
+        for index in range(2):
+            monkeypatch.setitem(devices._devices, f"cuda:{index}", FakeGpu(driver, index=index))
+        names = ["cuda:0", "cuda:1"]
+        limits = None if limit is None else dict.fromkeys(names, limit)
+        try:
+            session = lathe.compile(graph, device=names, device_memory=limits, max_batch=4, tune="off")
+        except UnsupportedError as error:
+            refused.append(str(error))
+            continue
+        with session:
+            given = feeds(graph, 3, 0)
+            session.run(given)  # the tests repeat the first run of a session with other rows
+            driver.calls.clear()
+            for name, got in session.run(given).items():
+                np.testing.assert_allclose(got, lathe.interpret(graph, given)[name], 2e-4, 2e-4)
+            calls = Counter(name for name, _ in driver.calls)
+            lines = [line for line in session.explain(3).splitlines() if line.startswith("  receive ")]
+            between = [line for line in lines if re.search(r"from cuda:\d, directly", line)]
+            assert calls["cuMemcpyPeerAsync"] == len(between) and bool(between) <= peers
+            ran += bool(re.search("on cuda:0.*on cuda:1|on cuda:1.*on cuda:0", session.explain(3), re.DOTALL))
+        assert driver.alive == Counter()
+    assert ran >= 10
+    assert all(re.search("has no kernel for|has no room|does not fit on cuda", reason) for reason in refused)
 
 
 def test_peer_access_that_another_library_asked_for_is_as_good() -> None:

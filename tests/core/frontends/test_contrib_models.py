@@ -105,6 +105,7 @@ def test_grouped_queries(step: str, attrs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("attrs", [{"local_window_size": 3}, {"softcap": 2.0}])
 @pytest.mark.parametrize("step", ["a prompt", "a step", "a step in a buffer"])
+@pytest.mark.sample(3)
 def test_windows_and_soft_caps(step: str, attrs: dict[str, Any]) -> None:
     feeds, turns = attention(*STEPS[step])
     check_attention(query(**attrs), feeds, turns)
@@ -112,6 +113,7 @@ def test_windows_and_soft_caps(step: str, attrs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("step", ["a prompt", "a step", "a step in a buffer"])
+@pytest.mark.sample(3)
 def test_sinks_of_attention(step: str, sink: bool) -> None:
     """The softmax includes one further score: an input with a score for each head, or 0."""
     feeds, turns = attention(*STEPS[step])
@@ -248,6 +250,7 @@ def table_of(kind: str, *shape: int) -> tuple[Any, int]:
 @pytest.mark.parametrize("kind", ["int4", "uint4", "bytes of two", "bytes"])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("width", [64, 48])
+@pytest.mark.sample(4)
 def test_rows_of_few_bits(kind: str, zeros: bool, width: int) -> None:
     table, bits = table_of(kind, 9, width)
     blocks = -(-width // 32)

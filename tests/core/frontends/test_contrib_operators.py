@@ -311,6 +311,7 @@ def mixture(names: Sequence[str], **attrs: Any) -> onnx.NodeProto:
 @pytest.mark.parametrize("normalized", [0, 1])
 @pytest.mark.parametrize("kind", ["relu", "gelu", "silu", "identity"])
 @pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.sample(4)
 def test_mixtures_of_experts(normalized: int, kind: str, k: int) -> None:
     random = np.random.default_rng(8)
     parts = layers(random, bias=k == 3)

@@ -105,6 +105,21 @@ def test_every_operator_made_by_passes_exports() -> None:
     assert {name for name in own if not has_decomposition(name)} == packed
 
 
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("to", [None, DType.FLOAT16])
+def test_packed_images_agree_with_onnx_runtime(block: int, layout: str, to: DType | None) -> None:
+    shape = (2, 3, 4, 6) if layout == "NCHW" else (2, 4, 6, 3)
+    graph = Graph("images")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, shape))
+    graph.outputs = [b("PackImage", x, channels=4, block=block, layout=layout, to=to)]
+    feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+    [expected] = interpret(graph, feeds).values()
+    [got] = theirs(onnx.ModelProto.FromString(export(graph)), feeds).values()
+    np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("name", ["lenet", "mobilenet", "transformer"])
 def test_optimized_models_agree_with_onnx_runtime(name: str) -> None:
     proto = zoo.model(name)

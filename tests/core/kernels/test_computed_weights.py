@@ -24,7 +24,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(("image", "weights", "attrs"), CASES, ids=str)

@@ -70,7 +70,7 @@ def test_nan_propagates() -> None:
         compiled.check(image)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("channels", [1, 3, 20])
 @pytest.mark.parametrize("kind", ["max", "average", "padded", "products"])

@@ -33,6 +33,7 @@ def tensor(*dims: Any) -> TensorType:
 
 @pytest.mark.parametrize("columns", [1, 7, 16, 17, 33, 48, 70, 128])
 @pytest.mark.parametrize("depth", [1, 3, 33])
+@pytest.mark.sample(3)
 def test_every_tail_of_rows_and_columns(depth: int, columns: int) -> None:
     kernel = NodeKernel("FusedMatMul", tensor(N, depth), floats(depth, columns))
     for n in (1, 2, 3, 5, 6, 7, 13, 33):

@@ -36,12 +36,14 @@ def spread(dtype: DType, shape: tuple[int, ...]) -> Array:
 
 @each_target
 @pytest.mark.parametrize("way", WAYS, ids=_name)
+@pytest.mark.sample(4)
 def test_modes(target: Target, way: dict[str, Any]) -> None:
     sweep("GridSample", "float32[n,3,7,20]", "float32[n,5,9,2]", target=target, sample=spread, tolerance=5e-5, **way)
 
 
 @each_target
 @pytest.mark.parametrize("way", WAYS[:12], ids=_name)
+@pytest.mark.sample(4)
 def test_other_ranks(target: Target, way: dict[str, Any]) -> None:
     for image, grid in (("n,3,11", "n,37,1"), ("n,2,4,5,6", "n,3,2,5,3")):
         sweep(

@@ -41,6 +41,7 @@ def test_triangles(upper: int, diagonal: int | None, kind: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", ["N,3,5,7", "N,3,H,W"])
+@pytest.mark.sample(2)
 def test_a_diagonal_given_at_run_time(sizes: str) -> None:
     data = model(f"float[{sizes}] x, int64 k => float[{sizes}] y", "y = Trilu (x, k)")
     feeds = [{"x": normal(2, 3, 5, 7), "k": np.array(k)} for k in (-9, -2, 0, 3, 7)]

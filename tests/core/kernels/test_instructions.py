@@ -81,6 +81,7 @@ def code(name: str) -> dict[str, bytes]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
 def test_no_instruction_that_the_target_lacks(name: str) -> None:
     for what, data in code(name).items():
         assert not foreign(data, target_by_name(name)), what

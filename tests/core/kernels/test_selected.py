@@ -79,6 +79,7 @@ class ChoosingModel(OnnxWriter):
         (64, 4, TensorProto.INT64, 0),  # to copy 16 numbers takes less time than to read 64 masks
     ],
 )
+@pytest.mark.sample(4)
 def test_gathered_weights(classes: int, width: int, by: int, maps: int) -> None:
     data = ChoosingModel(classes, width, by).model()
     rng = np.random.default_rng(classes)

@@ -60,7 +60,7 @@ def test_bytes(target: Target) -> None:
         sweep("FusedMatMul", f"uint8[{a}]", f"int8[{b}]", target=target, batches=_SIZES)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("sizes", [("5,21", "21,13"), ("M,K", "K,N"), ("B,M,K", "K,N"), ("B,M,K", "B,K,N")])
 @pytest.mark.parametrize("left", ["uint8", "int8"])
 @pytest.mark.parametrize("right", ["uint8", "int8"])
@@ -104,6 +104,7 @@ def test_rows_are_split_among_threads(threads: int) -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [("M,K", "K,N"), ("L", "L,N"), ("B,M,L", "L"), ("L", "L"), ("B,M,K", "K,N"), ("B,M,K", "B,K,N")]
 )
+@pytest.mark.sample(3)
 def test_products_agree_with_onnx_runtime(kind: str, a: str, b: str) -> None:
     """With vectors as operands, for known and for dynamic sizes."""
     sizes = {"B": 2, "M": 5, "K": 4, "N": 9, "L": 3}

@@ -43,7 +43,7 @@ def check(seed: int) -> None:
         close((found[name] - before[name]) / RATE, expected, f"gradient of {name}", noise=1e-6 + 2e-4 * largest)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_random_modules(seed: int) -> None:
     check(seed)
 

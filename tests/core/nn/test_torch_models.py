@@ -26,6 +26,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize("model", _cases())
+@pytest.mark.sample(3)
 def test_the_same_losses_and_the_same_weights(model: Model) -> None:
     name, module = model.make.__name__, model.make(nn)
     module.load_state_dict({path: model.weight(path, each.data.shape) for path, each in module.named_state()})

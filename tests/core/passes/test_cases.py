@@ -20,7 +20,7 @@ from lathe.core.passes.fusion.merged_products import MergeProducts
 from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
 from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.channels_last import ChannelsLast
-from lathe.core.passes.layout.pad_channels import PadChannels
+from lathe.core.passes.layout.pack_images import PackImages
 from lathe.core.passes.lowering.definitions import ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
 from lathe.core.passes.lowering.gathered_weights import GatheredWeights
@@ -77,7 +77,7 @@ PASSES: dict[str, Pass] = {
         SplitRecurrent(),
         SimplifyLoops(),
         TransposedConvolutions(),
-        PadChannels(),
+        PackImages(),
         MergeProducts(),
     )
 }

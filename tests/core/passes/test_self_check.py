@@ -50,6 +50,7 @@ _FINITE_ONLY = {
     "definitions": "what only one operand has is summed before it is multiplied, and a table has zeros",
     "quantized": "integers know neither infinities nor NaN",
     "transposed_conv": "zeros that fill up the kernels of its phases meet the neighbours of a pixel",
+    "pack_images": "zeros that fill up windows of blocks meet the neighbours of a window",
     "bfloat16": "what is just finite in float32 may not be in bfloat16",
     "float16": "what is large in float32 is infinite in float16",
 }

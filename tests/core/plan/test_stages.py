@@ -126,6 +126,7 @@ def test_a_value_read_by_a_neighbour_is_not_written_in_place() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sample(3)
 def test_random_graphs_run_backwards(seed: int, backwards: list[Plan]) -> None:
     rng = np.random.default_rng(seed)
     graph = Net(lambda below: int(rng.integers(below))).grow(25)

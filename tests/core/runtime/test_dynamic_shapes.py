@@ -103,6 +103,7 @@ def test_token_by_token(decoder: Decoder, builds: list[CodeBinding]) -> None:
 
 
 @pytest.mark.parametrize("encoder", [Encoder(pools=("mean", "first")), Encoder(seed=3)], ids=["pooled", "tokens"])
+@pytest.mark.sample(2)
 def test_encoders_of_any_length(encoder: Encoder, builds: list[CodeBinding]) -> None:
     model = encoder.model()
     with opened(model) as session:
@@ -230,6 +231,7 @@ def grouped_feeds(fed: str, rows: int, length: int, past: int, total: int) -> Fe
 
 
 @pytest.mark.parametrize("fed", ["mask", "number", "vector"])
+@pytest.mark.sample(3)
 def test_grouped_queries_have_one_code_for_pasts_that_grow_and_for_buffers(
     fed: str, tmp_path: Path, builds: list[CodeBinding]
 ) -> None:

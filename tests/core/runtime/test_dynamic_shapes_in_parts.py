@@ -78,7 +78,7 @@ def merged(decoder: Decoder, narrow: bool = False) -> onnx.ModelProto:
 # -- right, and at once ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @each_in_parts
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_code_for_all_lengths(name: str, threads: int, builds: list[CodeBinding]) -> None:

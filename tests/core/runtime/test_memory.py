@@ -78,6 +78,7 @@ for width in (2200, 2300, 2400):
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="memory is listed in Linux's /proc")
+@pytest.mark.slow
 def test_compiler_code_leaves_memory_and_is_paged_in_when_called(tmp_path: Path) -> None:
     made = subprocess.run([sys.executable, "-c", COMPILE, tmp_path], capture_output=True, text=True, check=True)
     assert all(int(line) < 16 for line in made.stdout.split()) and len(made.stdout.split()) == 3

@@ -62,6 +62,7 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.sample(3)
 def test_agrees_with_onnx_runtime(name: str) -> None:
     encoder = ENCODERS[name]
     model = encoder.model()

@@ -11,7 +11,7 @@ from tests.core.train.layers import LAYERS, feeds
 from tests.core.train.test_step import reference
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rows", [3, pytest.param(19, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_step_leaves_native_code(name: str, rows: int) -> None:

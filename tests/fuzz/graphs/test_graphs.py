@@ -42,6 +42,7 @@ def test_a_seed_always_makes_the_same_graph() -> None:
     assert len(set(models)) == len(models)
 
 
+@pytest.mark.slow
 def test_graphs_are_valid_and_varied() -> None:
     made = [make(seed) for seed in range(80)]
     models = [each.model for each in made]

@@ -230,6 +230,7 @@ def test_the_bodies_are_accepted_without_odd_values(client: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize(("method", "template"), ROUTES, ids=lambda value: value)
+@pytest.mark.sample(4)
 def test_no_value_in_a_request_is_an_unexpected_error(
     client: httpx.Client, description: dict[str, Any], method: str, template: str
 ) -> None:

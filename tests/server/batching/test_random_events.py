@@ -16,6 +16,7 @@ EVENTS = 1_500  # for each seed
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "workers"])
+@pytest.mark.sample(2)
 def test_every_admitted_request_gets_one_outcome_whatever_happens(inline: bool, checked_mode: CheckedMode) -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):

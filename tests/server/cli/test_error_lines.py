@@ -64,6 +64,7 @@ ARGUMENTS: Mapping[str, str] = {
     "top": "--rounds 1",
     "audit": "m",
     "train": "{recipe.toml} --data data.npz --out out --threads 1",
+    "compress": "m --data data.npz",
     "compile": "{model.onnx} -o new.lathe --tune off --threads 1",
     "run": "{model.onnx} --threads 1",
     "inspect": "{model.onnx}",

@@ -85,21 +85,27 @@ def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path
     [
         (
             ["--calibration", "kl"],
-            "calibration: expected one of min-max, moving-average, percentile, entropy, mse,",
+            "calibration: expected 'min-max', 'moving-average', 'percentile', 'entropy' or 'mse', got 'kl'",
         ),
         (["--skip", "nothing"], "skip: expected names of nodes, got nothing"),
         (["--dynamic", "--weights", "nearest"], "--dynamic: expected neither --weights nor --budget"),
-        (["--dynamic", "--rounding", "adaround"], "rounding: expected one of nearest, stochastic, floor, ceil, got"),
-        (["--percentile", "5"], "percentile: expected more than 50, at most 100, got 5.0"),
+        (
+            ["--dynamic", "--rounding", "adaround"],
+            "rounding: expected 'nearest', 'stochastic', 'floor' or 'ceil', got 'adaround'",
+        ),
+        (["--percentile", "5"], "percentile: expected more than 50, got 5.0"),
         (["--data", "text"], "expected a .npz file of arrays"),
         (["--data", "other"], "data: expected arrays image, got none for image"),
         (["--budget", "much"], "--budget: expected a percentage above 0 such as 1%, got 'much'"),
         (["--budget", "0"], "--budget: expected a percentage above 0 such as 1%, got '0'"),
         (["--budget", "1%", "--weights", "nearest"], "--budget: expected int8 products, got --weights"),
         (["--weights", "round"], "--weights: expected one of nearest, gptq, awq, got 'round'"),
-        (["--weights", "gptq", "--bits", "3"], "bits: expected one of 2, 4, 8, got 3"),
-        (["--weights", "awq", "--block", "33"], "block: expected one of 0, 16, 32, 64, 128, 256, got 33"),
-        (["--weights", "nearest", "--rounding", "up"], "rounding: expected one of nearest, stochastic, floor, ceil"),
+        (["--weights", "gptq", "--bits", "3"], "bits: expected 2, 4 or 8, got 3"),
+        (["--weights", "awq", "--block", "33"], "block: expected 0, 16, 32, 64, 128 or 256, got 33"),
+        (
+            ["--weights", "nearest", "--rounding", "up"],
+            "rounding: expected 'nearest', 'stochastic', 'floor', 'ceil' or 'adaround', got 'up'",
+        ),
         (["--weights", "nearest", "--data", "other"], "data: expected arrays image, got none for image"),
     ],
 )

@@ -106,6 +106,22 @@ def test_a_model_is_unloaded_and_loaded(client: Any) -> None:
     assert client.infer("m", {"x": ROW}).version == 1
 
 
+def test_a_version_is_compressed(client: Any) -> None:
+    client.upload("m", toy(2.0))
+    steps = {"steps": 3, "model": toy(3.0).decode()}  # of the fake job
+    method, gate = {"kind": "static"}, {"min": {"accuracy": 0.5}}
+    job = client.compress("m", method, "digits", version=1, promote=True, gate=gate, recipe=steps, key="once")
+    until(lambda: client.job(job.id).finished)
+    ended = client.job(job.id)
+    assert (ended.kind, ended.model.version, ended.recipe) == ("compress", 1, {**steps, "method": method})
+    assert (ended.result.version, ended.result.moved_alias) == (2, True)
+    assert client.version("m", 2).manifest["metadata"]["lineage"]["parent"]["version"] == 1
+    assert client.compress("m", method, "digits", version=1, promote=True, gate=gate, recipe=steps, key="once").replayed
+    other = client.compress("m", method, "digits", recipe=steps, publish={"model": "n"})
+    until(lambda: client.job(other.id).finished)
+    assert client.job(other.id).result.model == "n"
+
+
 def test_jobs_on_datasets(client: Any) -> None:
     job = client.submit_job({"steps": 3, "model": toy(3.0).decode()}, "digits", publish={"model": "made"})
     events = client.job_events(job.id)
@@ -235,7 +251,7 @@ def test_every_route_has_an_operation() -> None:
     """Every management route except event streams, which are no single answer; and every operation has a route."""
     names = ("model", "version", "alias", "job")
     given: dict[str, Any] = {name: f"{{{name}}}" for name in names}
-    given |= {"name": "{dataset}", "content": b"", "recipe": {}, "dataset": "", "inputs": {}}
+    given |= {"name": "{dataset}", "content": b"", "recipe": {}, "method": {}, "dataset": "", "inputs": {}}
     asked = set()
     for made in operations():
         with_version = [True, False] if inspect.signature(made).parameters.get("version") else [False]

@@ -53,6 +53,7 @@ CLASSIFIERS = {
 
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.sample(2)
 def test_a_classifier_returns_labels_and_probabilities(kind: str, client: Client) -> None:
     model = CLASSIFIERS[kind].fit(X, NAMES)
     assert client.push(kind, model).live
@@ -74,6 +75,7 @@ def test_a_classifier_returns_labels_and_probabilities(kind: str, client: Client
     ],
     ids=lambda given: type(given).__name__ if not isinstance(given, str) else given,
 )
+@pytest.mark.sample(5)
 def test_other_estimators_predict_alike(model: Any, ask: str, client: Client) -> None:
     model.fit(X, IRIS.target)
     name = type(model).__name__.lower()

@@ -322,12 +322,13 @@ def test_a_folder_that_cannot_be_read_is_unavailable(
 
     monkeypatch.setattr(DatasetStore, method, fails)
     job = {"kind": "train", "recipe": RECIPE, "dataset": "two"}
-    answers = [
-        httpx.get(f"{served.url}/api/v1/datasets"),
-        httpx.get(f"{served.url}/api/v1/datasets/two"),
-        httpx.post(f"{served.url}/api/v1/datasets/three", content=npz(7)),
-        httpx.post(f"{served.url}/api/v1/jobs", json=job),
-    ]
+    with httpx.Client(base_url=f"{served.url}/api/v1", timeout=60) as http:
+        answers = [
+            http.get("/datasets"),
+            http.get("/datasets/two"),
+            http.post("/datasets/three", content=npz(7)),
+            http.post("/jobs", json=job),
+        ]
     assert {answer.status_code for answer in answers} <= {200, 201, 202, 503}
     assert 503 in {answer.status_code for answer in answers}
     monkeypatch.undo()

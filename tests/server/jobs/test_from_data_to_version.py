@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from lathe.server.app import Engine, assemble_with
-from lathe.server.backends.graph import GraphBackend
-from lathe.server.jobs.assembly import build_jobs, job_resources
-from lathe.server.repository.assembly import build_control_plane
-from lathe.server.repository.registry import Registry
-from lathe.server.serve import make_server
-from lathe.server.settings import Settings
-from tests.server.server_thread import in_a_thread, until
+from tests.server.jobs.real_server import real_server
+from tests.server.server_thread import until
 
 PROJECT = Path(__file__).parents[3]
 RECIPE = tomllib.loads((PROJECT / "docs" / "recipes" / "digits-lenet5.toml").read_text())
@@ -31,17 +23,9 @@ DIGITS = load_digits()
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server whose jobs run at low instead of idle priority, because tests keep the machine busy."""
-    root = tmp_path_factory.mktemp("served")
-    config = Settings(port=0, model_repo=root, drain_timeout=2, threads=2)
-    registry = Registry()
-    engine = Engine.build(config, registry)
-    control = build_control_plane(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)
-    jobs = partial(build_jobs, allowance=replace(job_resources(config), idle=False))
-    server = make_server(assemble_with(engine, control, make_jobs=jobs), config)
     with (
-        in_a_thread(server, patience=60) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        real_server(tmp_path_factory.mktemp("served")) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
 
@@ -114,6 +98,18 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     refusal = checked_json(http.get("/api/v1/models/digits/audit"))[-1]
     assert refusal["action"] == "publish"
     assert refusal["reason"].startswith("refused by the gate: accuracy: expected at least 0.98, got ")
+
+    # A small model learns from version 1, which its lineage names.
+    small = {"model": {"architecture": "mlp", "hidden": [32]}, "optimizer": {"kind": "adam", "rate": 0.01}, "epochs": 8}
+    taught = {"kind": "train", "recipe": {**small, "distil": {"teacher": "parent"}}, "dataset": "digits"}
+    alone = http.post("/api/v1/jobs", json=taught)
+    assert alone.status_code == 400 and "model: expected a version as teacher for a job of kind train" in alone.text
+    useless = http.post("/api/v1/jobs", json={**taught, "recipe": small, "model": model})
+    assert useless.status_code == 400 and "model: not expected for a job of kind train" in useless.text
+    student = run_job(http, **taught, model={"name": "digits", "version": 1}, publish={"model": "student"})
+    assert student["metrics"]["metrics"]["accuracy"] > 0.9
+    origin = checked_json(http.get("/api/v1/models/student/versions/1"))["manifest"]["metadata"]["lineage"]
+    assert (origin["parent"]["model"], origin["parent"]["version"]) == ("digits", 1)
 
     judged = run_job(http, kind="evaluate", recipe={}, dataset="digits", model=model)
     assert judged["metrics"]["rows"] == 1797

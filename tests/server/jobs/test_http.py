@@ -191,7 +191,7 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
         ({"recipe": [1]}, 400, "recipe"),
         ({"recipe": {"steps": 1 << 64}}, 400, "recipe"),
         ({"recipe": {"steps": 1, "rate": math.nan}}, 400, "recipe"),
-        ({"kind": "shell"}, 400, "kind: expected one of train, finetune, got 'shell'"),
+        ({"kind": "shell"}, 400, "kind: expected one of train, finetune, compress, got 'shell'"),
         ({"kind": "finetune"}, 400, "model: expected a version to start from"),
         ({"model": {"name": "m"}}, 400, "model: not expected"),
         ({"dataset": "none"}, 404, "no dataset 'none'"),

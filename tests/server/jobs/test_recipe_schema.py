@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 from fastapi import FastAPI
 
-from lathe.server.api.management.job_schemas import JobAsked
+from lathe.server.api.management.job_schemas import EXAMPLES, JobAsked
 from lathe.server.jobs.kinds import KINDS
 from tests.server.jobs.test_examples import BODIES
 
@@ -30,7 +30,7 @@ def described() -> jsonschema_rs.Validator:
 def test_every_kind_is_described(described: jsonschema_rs.Validator) -> None:
     bodies = [TRAIN, *(body for body in BODIES if body["recipe"] != {"...": "..."})]
     assert {body.get("kind", "train") for body in bodies} == KINDS.keys()
-    for body in bodies:
+    for body in (*bodies, *EXAMPLES):
         described.validate(body)
 
 
@@ -44,6 +44,9 @@ def test_every_kind_is_described(described: jsonschema_rs.Validator) -> None:
         {**TRAIN, "kind": "sweep", "recipe": {"recipe": RECIPE, "space": {}}},
         {**TRAIN, "kind": "evaluate", "recipe": {"rows": "none"}, "model": {"name": "m"}},
         {**TRAIN, "kind": "finetune", "recipe": {**RECIPE, "model": {"parent": True}}},  # `model` is missing
+        {**TRAIN, "kind": "compress", "model": {"name": "m"}},
+        {**TRAIN, "kind": "compress", "model": {"name": "m"}, "recipe": {"method": {"kind": "mixed"}}},
+        {**TRAIN, "kind": "compress", "recipe": {"method": {"kind": "static"}}},  # `model` is missing
         {**TRAIN, "kind": "dance"},
     ],
 )

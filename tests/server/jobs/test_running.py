@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from lathe.server.access.scopes import Scope
 from lathe.server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
 from lathe.server.jobs.job import Job, JobState, PublishRequest
 from lathe.server.repository import disk_space
+from lathe.server.repository.disk_space import DiskSpace
 from tests.server.jobs.world import ANYBODY, FakePublisher, World, run, until, world
 from tests.server.repository.test_children import children_of, environment_of
 
@@ -256,6 +258,32 @@ def test_a_stopped_server_checkpoints_its_jobs_and_a_restart_continues_them(tmp_
             ended = await w.reach(job)
             assert (ended.state, ended.attempts) == (JobState.SUCCEEDED, 2)
             assert _events(w, job).count('"kind": "step"') == 50  # no step ran twice
+
+    run(scenario())
+
+
+def test_no_job_begins_once_the_server_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher looks at the disk, on another thread, before it starts a job; the stop comes meanwhile."""
+    is_looking, is_stopping, looks = threading.Event(), threading.Event(), DiskSpace.look
+
+    def slow_look(space: DiskSpace) -> None:
+        if has_job:
+            is_looking.set()
+            is_stopping.wait(10)
+        looks(space)
+
+    has_job: list[bool] = []
+    monkeypatch.setattr(DiskSpace, "look", slow_look)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.submit(steps=1000, seconds=0.02)
+            has_job.append(True)
+            await until(is_looking.is_set)
+            asyncio.get_running_loop().call_later(0.1, is_stopping.set)
+        assert children_of(tmp_path) == []  # the world also checks that no dataset is held
+        async with world(tmp_path) as w:
+            assert w.job(job).attempts == 0
 
     run(scenario())
 

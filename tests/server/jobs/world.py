@@ -37,6 +37,7 @@ KINDS = Kinds(
     {
         "train": Kind(FAKE, _check, lambda: BaseModel),
         "finetune": Kind(FAKE, _check, lambda: BaseModel, needs_model=True),
+        "compress": Kind(FAKE, _check, lambda: BaseModel, needs_model=True),
     }
 )
 

@@ -112,7 +112,7 @@ BAD: dict[str, tuple[bytes, set[int], str]] = {  # the file, the possible status
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_model_is_refused_clearly_and_the_server_continues(name: str, client: Client, repo: Path) -> None:
     content, statuses, word = BAD[name]

@@ -5,10 +5,10 @@
     outputs = session.run({"x": array})
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
-with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` converts products to int8,
-`quantize_weights` stores weights in few bits, `compress` does either by a recipe, `gradients` differentiates a graph,
-`register_op` adds a custom operator.
-`lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
+with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` and `quantize_dynamic` convert
+products to int8, `quantize_weights` stores weights in few bits, `prune_channels` and `prune_weights` prune, `compress`
+does each of these by a recipe, `gradients` differentiates a graph, `register_op` adds a custom operator. `lathe.nn` has
+layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
 """
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from lathe.core.autodiff import gradients
     from lathe.core.compiler.compile import compile, load_compiled
     from lathe.core.compiler.custom_operators import register_op
-    from lathe.core.compress.quantize import quantize, quantize_weights
+    from lathe.core.compress.prune import prune_channels, prune_weights
+    from lathe.core.compress.quantize import quantize, quantize_dynamic, quantize_weights
     from lathe.core.compress.recipe import compress
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "compress", "errors", "export", "gradients",
-    "interpret", "load", "load_compiled", "nn", "quantize", "quantize_weights", "register_op", "train",
+    "interpret", "load", "load_compiled", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
+    "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -55,7 +57,10 @@ _DEFINING_MODULES = {
     "gradients": "lathe.core.autodiff",
     "load": "lathe.core.frontends.onnx",
     "interpret": "lathe.core.reference",
+    "prune_channels": "lathe.core.compress.prune",
+    "prune_weights": "lathe.core.compress.prune",
     "quantize": "lathe.core.compress.quantize",
+    "quantize_dynamic": "lathe.core.compress.quantize",
     "quantize_weights": "lathe.core.compress.quantize",
     "register_op": "lathe.core.compiler.custom_operators",
     "Graph": "lathe.core.ir.graph",

@@ -4,6 +4,7 @@ python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports   loads a 
 python -m loadtest chaos                                                starts servers, kills them, checks their answers
 python -m loadtest starting                                             measures the start of a server
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
+python -m loadtest compression                                          measures methods of compression
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
-from loadtest import cold, engine, exported, footprint, packing, report_docs, starting, tokens, weights
+from loadtest import cold, compression, engine, exported, footprint, packing, report_docs, starting, tokens, weights
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
 from loadtest.gpu import run as gpu
@@ -43,6 +44,7 @@ HELP = {
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "chaos": chaos.main,
     "cold": cold.main,
+    "compression": compression.main,
     "engine": engine.main,
     "exported": exported.main,
     "footprint": footprint.main,

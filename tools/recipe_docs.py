@@ -13,7 +13,7 @@ RECIPES = Path("docs/recipes.md")
 HEAD = """\
 # Recipes
 
-<!-- Written by `make docs` from core/train/recipe/recipe.py and compression.py; a test holds it true. -->
+<!-- Written by `make docs` from the tables in core/train/recipe and core/compress/recipe.py; a test holds it true. -->
 
 A recipe holds the settings of a [training](training.md), but neither the path of the data nor the number of threads.
 `lathe train` reads it from a TOML or JSON file. A [job](jobs.md) of kind `train` or `finetune` has it in the field

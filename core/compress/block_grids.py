@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.compress.rounding import Rounding, rounded
 from lathe.core.ir.types import DType
-
-Rounding = Literal["nearest", "stochastic", "floor", "ceil"]
-ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 # By bits, and whether the grid is symmetric.
 TYPES = {
@@ -35,18 +33,18 @@ class BlockGrid:
     def limits(self) -> tuple[int, int]:
         return limits_of(self.dtype)
 
-    def quantized(self, weights: NDArray[Any], rounding: Rounding = "nearest", seed: int = 0) -> NDArray[np.int32]:
-        """The codes of weights [K, N], int32. `rounding` chooses between the neighbours of a number on the grid.
+    def for_rows(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Scale and zero point of each weight, [rows, N]."""
+        return np.repeat(self.scale, self.block, axis=0)[:rows], np.repeat(self.zero, self.block, axis=0)[:rows]
 
-        `stochastic` takes the upper one with the probability of its nearness, so that the mean error is 0 (Gupta et al.
-        2015); `seed` determines the choices.
-        """
-        scale, zero = (np.repeat(each, self.block, axis=0)[: len(weights)] for each in (self.scale, self.zero))
+    def quantized(self, weights: NDArray[Any], rounding: Rounding = "nearest", seed: int = 0) -> NDArray[np.int32]:
+        """The codes of weights [K, N], int32. `rounding` chooses between the neighbours of a number (`rounding.py`)."""
+        scale, zero = self.for_rows(len(weights))
         return rounded(weights / scale, rounding, seed, zero, self.limits)
 
     def dequantized(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """The weights [K, N] that codes stand for."""
-        scale, zero = (np.repeat(each, self.block, axis=0)[: len(codes)] for each in (self.scale, self.zero))
+        scale, zero = self.for_rows(len(codes))
         return np.asarray((codes - zero) * scale, np.float32)
 
 
@@ -54,21 +52,6 @@ def limits_of(dtype: DType) -> tuple[int, int]:
     """The least and the greatest integer of a type of 2, 4 or 8 bits."""
     half = 1 << (dtype.bits - 1)
     return (-half, half - 1) if str(dtype).startswith("int") else (0, 2 * half - 1)
-
-
-def rounded(
-    ratio: NDArray[Any], rounding: Rounding, seed: int, zero: Any, limits: tuple[int, int]
-) -> NDArray[np.int32]:
-    """Real numbers in units of the scale as integers plus the zero point, within `limits`."""
-    if rounding == "nearest":
-        whole = np.rint(ratio)
-    elif rounding == "floor":
-        whole = np.floor(ratio)
-    elif rounding == "ceil":
-        whole = np.ceil(ratio)
-    else:
-        whole = np.floor(ratio + np.random.default_rng(seed).random(ratio.shape))
-    return np.asarray((whole + zero).clip(*limits), np.int32)
 
 
 def choose_grid(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.compress.rounding import Rounding, rounded
 from lathe.core.ir.types import DType
 
 _LIMITS = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT4: (-8, 7), DType.UINT4: (0, 15)}
@@ -26,15 +27,20 @@ class Grid:
     scale: NDArray[np.float32]
     zero: NDArray[Any]
 
-    def quantized(self, numbers: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-        """The integers for `numbers`, of the same shape: rounded to the nearest, ties to even, and saturated.
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the greatest integer; `dtype` must be one of `TYPES`."""
+        return _LIMITS[self.dtype]
 
-        `axis` is the axis of the channels. `dtype` must be one of `TYPES`.
+    def quantized(
+        self, numbers: NDArray[Any], axis: int = 0, rounding: Rounding = "nearest", seed: int = 0
+    ) -> NDArray[Any]:
+        """The integers for `numbers`, of the same shape: rounded, by default to the nearest, ties to even; saturated.
+
+        `axis` is the axis of the channels. `dtype` must be one of `TYPES`. `rounding` and `seed`: see `rounded`.
         """
         scale, zero = (_along(each, axis, numbers.ndim) for each in (self.scale, self.zero))
-        low, high = _LIMITS[self.dtype]
-        whole = np.rint(numbers.astype(np.float32) / scale).astype(np.float64) + zero.astype(np.float64)
-        return whole.clip(low, high).astype(self.zero.dtype)
+        return rounded(numbers.astype(np.float32) / scale, rounding, seed, zero, self.limits).astype(self.zero.dtype)
 
     def dequantized(self, whole: NDArray[Any], axis: int = 0) -> NDArray[np.float32]:
         """The numbers that the integers `whole` stand for, of the same shape; `axis` is the axis of the channels."""

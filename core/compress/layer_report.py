@@ -14,7 +14,8 @@ from lathe.core.compress.products import has_constant_weights, prepare
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.passes.rewrite.editor import Editor
 
-_FLOAT = "float32"
+# The operators that compute a product of bytes with ranges found in each run, by the operator of the exact product.
+_INTEGER = {"Conv": "ConvInteger", "MatMul": "MatMulInteger", "Gemm": "MatMulInteger"}
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ def report_layers(graph: Graph, compressed: Graph, feeds: Feeds, threads: int | 
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
-    made = {node.name: node for node in compressed.nodes}
+    last = {node.name: node for node in compressed.nodes}  # nodes that were made for a product are named like it
+    made = {(node.name, node.op): node for node in compressed.nodes}
     products = [
-        (node, made[node.name])
+        (node, other)
         for node in prepared.nodes
-        if has_constant_weights(editor, node) and node.name in made and made[node.name].op == node.op
+        if has_constant_weights(editor, node) and (other := _product_for(node, made, last)) is not None
     ]
     exact = _results(prepared, [node for node, _ in products], feeds, threads)
-    got = _results(compressed, [node for _, node in products], feeds, threads)
+    got = _results(compressed, [last[node.name] for node, _ in products], feeds, threads)
     return [
         LayerReport(
             node.name,
@@ -60,6 +62,18 @@ def report_layers(graph: Graph, compressed: Graph, feeds: Feeds, threads: int | 
         for node, other in products
         if exact[node.name].shape == got[node.name].shape
     ]
+
+
+def _product_for(node: Node, made: Mapping[tuple[str, str], Node], last: Mapping[str, Node]) -> Node | None:
+    """The product of the compressed graph that stands for `node`; None if there is none.
+
+    `made` are the nodes by name and operator, `last` the last ones of each name. A product of bytes is followed by the
+    nodes that return to float32.
+    """
+    other = last.get(node.name)
+    if other is not None and other.op == node.op:
+        return other
+    return made.get((node.name, _INTEGER[node.op]))
 
 
 def _results(

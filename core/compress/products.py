@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.compress.grids import Grid, make_grid
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Graph, Node
 from lathe.core.ir.types import DType
@@ -67,3 +68,14 @@ def matrix_of(editor: Editor, node: Node) -> NDArray[np.float32] | None:
 def between_layouts(node: Node, matrix: NDArray[Any]) -> NDArray[Any]:
     """The weights of a MatMul or Gemm as [K, N], or such a matrix in the layout of the node: transposed for transB."""
     return np.ascontiguousarray(matrix.T if node.attrs.get("transB") else matrix)
+
+
+def grid_of_weights(node: Node, weights: NDArray[np.float32], per_channel: bool) -> tuple[Grid, int]:
+    """The symmetric int8 grid of the weights of a product, and the axis of its output channels.
+
+    A scale for each output channel if `per_channel`, otherwise one.
+    """
+    axis = CHANNEL_AXIS[node.op](node) % weights.ndim
+    others = tuple(each for each in range(weights.ndim) if each != axis) if per_channel else None
+    bound = np.abs(weights).max(axis=others)
+    return make_grid(-bound, bound, DType.INT8, symmetric=True), axis

@@ -1,4 +1,4 @@
-"""`quantize` and `quantize_weights`: make a smaller graph from a model, and from representative data if need be."""
+"""`quantize`, `quantize_dynamic`, `quantize_weights`: make a smaller graph from a model, and from data if need be."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.core.compress.block_grids import Rounding
 from lathe.core.compress.calibration import Feeds
+from lathe.core.compress.dynamic import DynamicQuantization
+from lathe.core.compress.dynamic import quantize_dynamic as quantize_dynamic_of
 from lathe.core.compress.mixed import quantize_within
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
+from lathe.core.compress.rounding import Rounding
 from lathe.core.compress.static import StaticQuantization, activation_type, quantize_static
 from lathe.core.compress.weight_only import Method as WeightMethod
 from lathe.core.compress.weight_only import WeightQuantization
@@ -33,6 +35,9 @@ def quantize(
     per_channel: bool = True,
     smoothing: float = 0.0,
     corrects_bias: bool = False,
+    rounding: Rounding = "nearest",
+    seed: int = 0,
+    equalizes: bool = False,
     skip: Collection[str] = (),
     budget: float | None = None,
     batch: int = 32,
@@ -52,7 +57,9 @@ def quantize(
 
     `smoothing` above 0 (0.5 is usual) divides the channels of activations by factors that multiply the weights, so
     that outliers do not determine the scale of all (SmoothQuant). `corrects_bias` takes the mean error of rounded
-    weights out of the results. Both keep all batches in memory.
+    weights out of the results. Weights are rounded by `rounding`: "nearest", "stochastic" with `seed`, "floor", "ceil",
+    or "adaround", which learns from the data how to round each weight (AdaRound). These three keep all batches in
+    memory. `equalizes` gives the channels between two products equal ranges in both (cross-layer equalization).
 
     With a `budget` only those products are of int8 that are faster so on this machine, as many as keep the relative
     root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are
@@ -74,6 +81,9 @@ def quantize(
         smoothing,
         corrects_bias,
         frozenset(skip),
+        rounding,
+        seed,
+        equalizes,
     )
     feeds = feeds_of(graph, data, batch)
     if budget is not None:
@@ -98,9 +108,10 @@ def quantize_weights(
 
     Weights of MatMul and Gemm of at least 4,096 elements become codes, of which each `block` of rows in a column has a
     scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest",
-    which ignores `data`; "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds
-    the weights of large inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with
-    `seed`, "floor" or "ceil"); "gptq" takes only "nearest". `data`, `batch`, `skip` and `threads` are as in `quantize`.
+    "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds the weights of large
+    inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with `seed`, "floor", "ceil",
+    or "adaround", which learns it); "gptq" takes only "nearest". "nearest" without "adaround" ignores `data`. `data`,
+    `batch`, `skip` and `threads` are as in `quantize`.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
     name in `skip` without a node, and a model without a large constant weight. Methods with data: DataError if there is
@@ -111,6 +122,27 @@ def quantize_weights(
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
     feeds = feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
+
+
+def quantize_dynamic(
+    model: Graph | str | os.PathLike[str] | bytes,
+    per_channel: bool = True,
+    rounding: Rounding = "nearest",
+    seed: int = 0,
+    skip: Collection[str] = (),
+) -> Graph:
+    """A copy of `model` (a graph, a path to an ONNX file, or its bytes) that multiplies bytes, without calibration.
+
+    Each run finds the range of each activation (DynamicQuantizeLinear, MatMulInteger, ConvInteger). Weights are
+    symmetric int8, with a scale for each output channel, or with `per_channel=False` for each tensor. They are rounded
+    by `rounding` ("nearest", "stochastic" with `seed`, "floor" or "ceil"). The nodes of `skip`, and products with fewer
+    than 1,024 weights, stay as they are.
+
+    ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
+    name in `skip` without a node, and a model without a large enough product of constant weights.
+    """
+    choices = DynamicQuantization(per_channel, rounding, seed, skip=frozenset(skip))
+    return quantize_dynamic_of(graph_of(model), choices)
 
 
 def graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:

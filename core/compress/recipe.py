@@ -16,22 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from lathe.core.compress.block_grids import Rounding
 from lathe.core.compress.calibration import Feeds
+from lathe.core.compress.channel_pruning import DEFAULTS as CHANNEL_DEFAULTS
+from lathe.core.compress.channel_pruning import ChannelPruning, Measure, check_channels, remove_channels
+from lathe.core.compress.dynamic import DEFAULTS as DYNAMIC_DEFAULTS
+from lathe.core.compress.dynamic import DynamicQuantization, check_dynamic, quantize_dynamic
 from lathe.core.compress.mixed import LayerChoice, measure_layers, quantize_within
 from lathe.core.compress.products import prepare
 from lathe.core.compress.quantize import feeds_of, graph_of
 from lathe.core.compress.ranges import Method as RangeMethod
+from lathe.core.compress.rounding import DirectRounding, Rounding
 from lathe.core.compress.static import DEFAULTS, StaticQuantization, activation_type, calibrate, layers_of
 from lathe.core.compress.weight_only import DEFAULTS as WEIGHT_DEFAULTS
 from lathe.core.compress.weight_only import Method as WeightMethod
 from lathe.core.compress.weight_only import WeightQuantization, check_weights, quantize_weights
+from lathe.core.compress.weight_pruning import DEFAULTS as SPARSITY_DEFAULTS
+from lathe.core.compress.weight_pruning import WeightPruning, check_sparsity, prune_weights
 from lathe.core.errors import LatheError, UnsupportedError
 from lathe.core.ir.graph import Graph
 from lathe.core.section import Section
 from lathe.core.validation_errors import error_messages, short_repr
 
 NodeNames = Annotated[tuple[str, ...], Field(strict=False)]  # JSON and TOML have lists
+Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="Seed of the rounding `stochastic`.")]
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,14 @@ class _Integers(CompressionMethod):
     correct_bias: bool = Field(
         default=DEFAULTS.corrects_bias, description="The mean error of rounded weights is taken out of the results."
     )
+    rounding: Rounding = Field(
+        default=DEFAULTS.rounding, description="Rounding of weights; `adaround` learns it from the data."
+    )
+    seed: Seed = DEFAULTS.seed
+    equalize: bool = Field(
+        default=DEFAULTS.equalizes,
+        description="The channels between two products get equal ranges in the weights of both.",
+    )
     skip: NodeNames = Field(default=(), description="Names of nodes that stay float32.")
 
     @property
@@ -105,6 +120,9 @@ class _Integers(CompressionMethod):
             self.smoothing,
             self.correct_bias,
             frozenset(self.skip),
+            self.rounding,
+            self.seed,
+            self.equalize,
         )
 
     def check(self, graph: Graph) -> None:
@@ -153,14 +171,42 @@ class Mixed(_Integers):
         return Compressed(small, choices)
 
 
+class Dynamic(CompressionMethod):
+    """int8 products whose ranges of activations are found in each run, so that no data are needed."""
+
+    kind: Literal["dynamic"] = Field(default="dynamic", description="int8 products with ranges found in each run.")
+    per_tensor: bool = Field(
+        default=not DYNAMIC_DEFAULTS.per_channel,
+        description="One scale for a tensor of weights, not one for each output channel.",
+    )
+    rounding: DirectRounding = Field(default="nearest", description="Rounding of weights.")
+    seed: Seed = DYNAMIC_DEFAULTS.seed
+    skip: NodeNames = Field(default=(), description="Names of nodes that stay float32.")
+
+    @property
+    def needs_data(self) -> bool:
+        return False
+
+    @property
+    def options(self) -> DynamicQuantization:
+        """The choices that `core/compress/dynamic.py` reads."""
+        return DynamicQuantization(not self.per_tensor, self.rounding, self.seed, skip=frozenset(self.skip))
+
+    def check(self, graph: Graph) -> None:
+        check_dynamic(graph, self.options)
+
+    def compress(self, graph: Graph, batches: Iterable[Feeds], threads: int | None = None) -> Compressed:
+        return Compressed(quantize_dynamic(graph, self.options))
+
+
 class WeightOnly(CompressionMethod):
     """Large weights of MatMul and Gemm have few bits, and inputs and results stay float32."""
 
     kind: Literal["weight-only"] = Field(default="weight-only", description="Weights of few bits.")
     weights: WeightMethod = Field(
         default=WEIGHT_DEFAULTS.method,
-        description="How weights are rounded: `nearest` needs no data; `gptq` corrects the weights that are left; "
-        "`awq` rounds the weights of large inputs more finely.",
+        description="How weights are rounded: `nearest` needs no data, except with the rounding `adaround`; `gptq` "
+        "corrects the weights that are left; `awq` rounds the weights of large inputs more finely.",
     )
     bits: Literal[2, 4, 8] = Field(default=4, description="Bits of a weight.")
     block: Literal[0, 16, 32, 64, 128, 256] = Field(
@@ -168,9 +214,10 @@ class WeightOnly(CompressionMethod):
     )
     symmetric: bool = Field(default=WEIGHT_DEFAULTS.symmetric, description="Codes whose zero point is 0.")
     rounding: Rounding = Field(
-        default=WEIGHT_DEFAULTS.rounding, description="Rounding of `nearest` and `awq`; `gptq` takes only `nearest`."
+        default=WEIGHT_DEFAULTS.rounding,
+        description="Rounding of `nearest` and `awq`; `adaround` learns it from the data; `gptq` takes only `nearest`.",
     )
-    seed: int = Field(default=WEIGHT_DEFAULTS.seed, ge=0, lt=1 << 32, description="Seed of the rounding `stochastic`.")
+    seed: Seed = WEIGHT_DEFAULTS.seed
     skip: NodeNames = Field(default=(), description="Names of nodes that stay float32.")
 
     @model_validator(mode="after")
@@ -183,7 +230,7 @@ class WeightOnly(CompressionMethod):
 
     @property
     def needs_data(self) -> bool:
-        return self.weights != "nearest"
+        return self.options.needs_data
 
     @property
     def options(self) -> WeightQuantization:
@@ -205,8 +252,88 @@ class WeightOnly(CompressionMethod):
         return Compressed(quantize_weights(graph, self.options, batches if self.needs_data else (), threads))
 
 
-Method: TypeAlias = Annotated[Static | Mixed | WeightOnly, Field(discriminator="kind")]
-METHODS: Mapping[str, type[CompressionMethod]] = {"static": Static, "mixed": Mixed, "weight-only": WeightOnly}
+class Channels(CompressionMethod):
+    """Structured pruning: channels of layers and heads of attention are removed, with all that depends on them."""
+
+    kind: Literal["channels"] = Field(default="channels", description="Fewer channels of each layer.")
+    share: float = Field(
+        default=CHANNEL_DEFAULTS.share, gt=0, lt=1, description="Share of the channels of each layer that is removed."
+    )
+    measure: Measure = Field(
+        default=CHANNEL_DEFAULTS.measure,
+        description="The channels of the least sum of magnitudes (`l1`) or squares (`l2`) of their weights go.",
+    )
+    multiple: int = Field(
+        default=CHANNEL_DEFAULTS.multiple, ge=1, description="The number of channels that stay is a multiple of this."
+    )
+    skip: NodeNames = Field(default=(), description="Names of nodes that keep their channels.")
+
+    @property
+    def needs_data(self) -> bool:
+        return False
+
+    @property
+    def options(self) -> ChannelPruning:
+        """The choices that `core/compress/channel_pruning.py` reads."""
+        return ChannelPruning(self.share, self.measure, self.multiple, frozenset(self.skip))
+
+    def check(self, graph: Graph) -> None:
+        check_channels(graph, self.options)
+
+    def compress(self, graph: Graph, batches: Iterable[Feeds], threads: int | None = None) -> Compressed:
+        return Compressed(remove_channels(graph, self.options)[0])
+
+
+class Zeros(CompressionMethod):
+    """Unstructured pruning: the smallest weights become 0. The file becomes smaller only when it is packed."""
+
+    kind: Literal["zeros"] = Field(default="zeros", description="The smallest weights become 0.")
+    sparsity: float = Field(
+        default=SPARSITY_DEFAULTS.sparsity, gt=0, lt=1, description="Share of zeros; patterns `N:M` ignore it."
+    )
+    pattern: str = Field(
+        default=SPARSITY_DEFAULTS.pattern,
+        description="`element`; `2:4`: two of four consecutive inputs of an output stay; `4x1`: blocks of four inputs.",
+    )
+    together: bool = Field(
+        default=SPARSITY_DEFAULTS.is_global,
+        description="The sparsity is that of all products together, not of each one.",
+    )
+    skip: NodeNames = Field(default=(), description="Names of nodes whose weights stay.")
+
+    @model_validator(mode="after")
+    def _check_pattern(self) -> Self:
+        try:
+            _ = self.options
+        except LatheError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def needs_data(self) -> bool:
+        return False
+
+    @property
+    def options(self) -> WeightPruning:
+        """The choices that `core/compress/weight_pruning.py` reads."""
+        return WeightPruning(self.sparsity, self.pattern, self.together, skip=frozenset(self.skip))
+
+    def check(self, graph: Graph) -> None:
+        check_sparsity(graph, self.options)
+
+    def compress(self, graph: Graph, batches: Iterable[Feeds], threads: int | None = None) -> Compressed:
+        return Compressed(prune_weights(graph, self.options)[0])
+
+
+Method: TypeAlias = Annotated[Static | Mixed | Dynamic | WeightOnly | Channels | Zeros, Field(discriminator="kind")]
+METHODS: Mapping[str, type[CompressionMethod]] = {
+    "static": Static,
+    "mixed": Mixed,
+    "dynamic": Dynamic,
+    "weight-only": WeightOnly,
+    "channels": Channels,
+    "zeros": Zeros,
+}
 
 
 def method_from_values(values: Mapping[str, Any]) -> CompressionMethod:
@@ -236,8 +363,9 @@ def compress(
 ) -> Graph:
     """A copy of `model` (a graph, a path to an ONNX file, or its bytes), compressed by `method`.
 
-    `method` is an object of this module (`Static`, `Mixed`, `WeightOnly`) or the same as a table:
-    `{"kind": "static", "calibration": "mse"}`. `data`, `batch` and `threads` are as in `quantize`.
+    `method` is an object of this module (one of `METHODS`) or the same as a table:
+    `{"kind": "static", "calibration": "mse"}`. `data`, `batch` and `threads` are as in `quantize`; methods that need no
+    data ignore them.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an invalid method or
     `batch`, and for a model in which the method has nothing to change; DataError and FeedError for data that are

@@ -10,20 +10,31 @@ products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.compress.bias_correction import add_to_bias, mean_error
 from lathe.core.compress.calibration import Feeds, collect_channels, collect_histograms
+from lathe.core.compress.equalization import equalize
 from lathe.core.compress.grids import Grid, make_grid
-from lathe.core.compress.products import CHANNEL_AXIS, check_skipped, has_constant_weights, prepare
+from lathe.core.compress.learned_rounding import learn_rounding
+from lathe.core.compress.product_moments import as_matrices, collect_product_moments, from_matrices
+from lathe.core.compress.products import (
+    CHANNEL_AXIS,
+    check_skipped,
+    grid_of_weights,
+    has_constant_weights,
+    prepare,
+)
+from lathe.core.compress.qdq import QdqWriter, StoredWeights
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, METHODS, Method, choose_range
+from lathe.core.compress.rounding import ROUNDINGS, Rounding
 from lathe.core.compress.smoothing import smooth
 from lathe.core.errors import UnsupportedError
-from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.graph import Array, Graph, Node, Value
 from lathe.core.ir.types import DType
 from lathe.core.passes.rewrite.editor import Editor
 
@@ -38,7 +49,9 @@ class StaticQuantization:
     quantized activations, uint8 or int8; their grids are asymmetric, or symmetric if `symmetric`. Weights are symmetric
     int8, with a scale for each output channel if `per_channel`, otherwise one for each tensor. `smoothing` above 0 is
     the strength of SmoothQuant (`smoothing.py`). `corrects_bias`: the mean error of rounded weights is taken out of the
-    results (`bias_correction.py`). `skip` names nodes that stay float32. UnsupportedError for an unknown `calibration`
+    results (`bias_correction.py`). `rounding` of weights: "adaround" learns it from the data (`learned_rounding.py`);
+    `seed` is that of "stochastic". `equalizes`: factors move between products that only a ReLU or a pooling separates
+    (`equalization.py`). `skip` names nodes that stay float32. UnsupportedError for an unknown `calibration`, `rounding`
     or `activations`, and unless 50 < `percentile` <= 100 and 0 <= `smoothing` < 1.
     """
 
@@ -50,8 +63,13 @@ class StaticQuantization:
     smoothing: float = 0.0
     corrects_bias: bool = False
     skip: frozenset[str] = frozenset()
+    rounding: Rounding = "nearest"
+    seed: int = 0
+    equalizes: bool = False
 
     def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise UnsupportedError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {self.rounding!r}")
         if self.calibration not in METHODS:
             raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {self.calibration!r}")
         if not 50 < self.percentile <= 100:
@@ -94,7 +112,8 @@ class Calibrated:
     """A graph before quantization, and the grids of its activations, by name.
 
     `layers` are the indices (in `graph.nodes`) of the products and sums that integers can compute. `means` are those of
-    the channels of the products' inputs; empty if biases are not corrected.
+    the channels of the products' inputs; empty if biases are not corrected. `codes` are learned weights, by the index
+    of their product, in its layout.
     """
 
     graph: Graph
@@ -102,6 +121,7 @@ class Calibrated:
     means: Mapping[str, NDArray[np.float64]]
     layers: tuple[int, ...]
     options: StaticQuantization
+    codes: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
     def products(self) -> tuple[int, ...]:
@@ -112,10 +132,28 @@ class Calibrated:
         """A copy of the graph with these layers in QDQ form."""
         copy = self.graph.clone()
         editor = Editor(copy)
-        nodes = [copy.nodes[index] for index in sorted(layers)]
-        _Rewriting(editor, self.grids, self.means, self.options.per_channel).quantize(nodes)
+        chosen = sorted(layers)
+        products = [index for index in chosen if index in self.products]
+        stored = {copy.nodes[index]: self._stored(editor, copy.nodes[index], index) for index in products}
+        nodes = [copy.nodes[index] for index in chosen]
+        QdqWriter(editor, self.grids, stored).write(nodes)
         editor.finish()
         return copy
+
+    def _stored(self, editor: Editor, node: Node, index: int) -> StoredWeights:
+        """The integers of the weights of a product; its bias is first corrected if there are means."""
+        weights = editor.array(node.input(1))
+        assert weights is not None, "_is_quantizable"
+        grid, axis = grid_of_weights(node, weights, self.options.per_channel)
+        learned = self.codes.get(index)
+        if learned is not None:
+            whole = learned.astype(np.int8)
+        else:
+            whole = grid.quantized(weights, axis, self.options.rounding, self.options.seed)
+        mean = self.means[node.required_input(0).name] if self.means else None
+        if mean is not None and mean.size:
+            add_to_bias(editor, node, mean_error(node, weights - grid.dequantized(whole, axis), mean))
+        return StoredWeights(grid, whole, axis)
 
 
 def calibrate(
@@ -127,7 +165,10 @@ def calibrate(
     """Prepare a graph and choose the grid of each activation that integers may represent; errors: `quantize_static`."""
     prepared = prepare(graph)
     layers_of(prepared, options.skip)  # before any run
-    if options.smoothing or options.corrects_bias:
+    if options.equalizes:
+        equalize(prepared, options.skip)
+    kept: Sequence[Feeds] = ()
+    if options.smoothing or options.corrects_bias or options.rounding == "adaround":
         batches = kept = list(batches)  # they are run more than once
         if options.smoothing:
             nodes = [prepared.nodes[index] for index in layers_of(prepared, options.skip)]
@@ -148,7 +189,34 @@ def calibrate(
         products = [node for index in layers if (node := prepared.nodes[index]).op in CHANNEL_AXIS]
         axes = {node.required_input(0).name: 1 if node.op == "Conv" else -1 for node in products}
         means = {name: found.mean for name, found in collect_channels(prepared, axes, batches, threads).items()}
-    return Calibrated(prepared, grids, means, layers, options)
+    codes = _learned_codes(prepared, layers, options, kept, threads) if options.rounding == "adaround" else {}
+    return Calibrated(prepared, grids, means, layers, options, codes)
+
+
+def _learned_codes(
+    graph: Graph, layers: Sequence[int], options: StaticQuantization, batches: Sequence[Feeds], threads: int | None
+) -> dict[int, NDArray[np.int32]]:
+    """The codes of the weights of products by AdaRound; those of a MatMul of rank above 2 are left out."""
+    found: dict[int, Array] = {}
+    for index in layers:
+        node = graph.nodes[index]
+        weights = graph.constant_of(node.input(1)) if node.op in CHANNEL_AXIS else None
+        if weights is not None and (node.op == "Conv" or weights.ndim == 2):
+            found[index] = weights
+    codes = {}
+    for index, moments in collect_product_moments(graph, found, batches, threads):
+        node, weights = graph.nodes[index], found[index]
+        grid, axis = grid_of_weights(node, weights, options.per_channel)
+        spread = [1] * weights.ndim
+        spread[axis] = -1 if options.per_channel else 1
+        scales = as_matrices(node, np.broadcast_to(grid.scale.reshape(spread), weights.shape))
+        matrices = as_matrices(node, weights)
+        learned = [
+            learn_rounding(matrix, gram, scale, np.zeros(()), grid.limits)
+            for matrix, gram, scale in zip(matrices, moments.grams, scales, strict=True)
+        ]
+        codes[index] = from_matrices(node, np.stack(learned), weights.shape)
+    return codes
 
 
 def layers_of(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
@@ -179,77 +247,3 @@ def _is_quantizable(editor: Editor, node: Node) -> bool:
 
 def _activations(editor: Editor, node: Node) -> list[Value]:
     return [value for value in node.inputs[:2] if value is not None and editor.array(value) is None]
-
-
-class _Rewriting:
-    """Inserts the conversions before nodes; each activation is converted once for all nodes that integers compute."""
-
-    def __init__(
-        self, editor: Editor, grids: Mapping[str, Grid], means: Mapping[str, NDArray[np.float64]], per_channel: bool
-    ) -> None:
-        self._editor, self._grids, self._means, self._per_channel = editor, grids, means, per_channel
-        self._converted: dict[Value, Value] = {}
-
-    def quantize(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            is_product = node.op in CHANNEL_AXIS
-            inputs = self._product(node) if is_product else [self._activation(node, value) for value in node.inputs]
-            self._editor.set_inputs(node, inputs)
-
-    def _product(self, node: Node) -> list[Value | None]:
-        """The inputs of a product, converted; its bias is first corrected if there are means."""
-        weights, grid, axis = self._grid_of_weights(node)
-        whole = grid.quantized(weights, axis)
-        mean = self._means[node.required_input(0).name] if self._means else None
-        if mean is not None and mean.size:
-            add_to_bias(self._editor, node, mean_error(node, weights - grid.dequantized(whole, axis), mean))
-        activation = self._activation(node, node.inputs[0])
-        stored = self._stored(node, grid, whole, axis, node.required_input(1).name)
-        return [activation, stored, *([self._bias(node, grid)] if node.input(2) is not None else [])]
-
-    def _activation(self, anchor: Node, value: Value | None) -> Value | None:
-        if value is None or self._editor.array(value) is not None:
-            return value
-        if value not in self._converted:
-            grid = self._grids[value.name]
-            scale, zero = self._constants(grid, value.name)
-            whole = self._editor.emit(anchor, "QuantizeLinear", value, scale, zero)
-            self._converted[value] = self._editor.emit(anchor, "DequantizeLinear", whole, scale, zero)
-        return self._converted[value]
-
-    def _grid_of_weights(self, node: Node) -> tuple[NDArray[np.float32], Grid, int]:
-        """The weights of a product, their grid, and the axis of the output channels."""
-        weights = self._editor.array(node.inputs[1])
-        assert weights is not None, "_is_quantizable"
-        axis = CHANNEL_AXIS[node.op](node) % weights.ndim
-        others = tuple(each for each in range(weights.ndim) if each != axis) if self._per_channel else None
-        bound = np.abs(weights).max(axis=others)
-        return weights, make_grid(-bound, bound, DType.INT8, symmetric=True), axis
-
-    def _bias(self, node: Node, weights: Grid) -> Value | None:
-        """The bias as int32 with the scale of the input times the scale of the weights.
-
-        None if there is no bias. The bias stays as it is if it is not a constant of rank 1, is too large for int32, or
-        the product of the scales is 0.
-        """
-        value, activation = node.input(2), node.inputs[0]
-        bias = self._editor.array(value)
-        assert activation is not None
-        if value is None or bias is None or bias.ndim != 1:
-            return value
-        scale = (self._grids[activation.name].scale * weights.scale * np.ones(bias.shape)).astype(np.float32)
-        whole: NDArray[np.float64] = np.rint(bias.astype(np.float64) / np.maximum(scale, np.finfo(np.float32).tiny))
-        if np.abs(whole).max(initial=0) > np.iinfo(np.int32).max or not scale.all():
-            return value
-        grid = Grid(DType.INT32, scale, np.zeros(bias.shape, np.int32))
-        return self._stored(node, grid, whole.astype(np.int32), 0, value.name)
-
-    def _stored(self, anchor: Node, grid: Grid, whole: NDArray[np.generic], axis: int, name: str) -> Value:
-        scale, zero = self._constants(grid, name)
-        stored = self._editor.constant(whole, f"{name}_quantized")
-        return self._editor.emit(anchor, "DequantizeLinear", stored, scale, zero, attrs={"axis": axis})
-
-    def _constants(self, grid: Grid, name: str) -> tuple[Value, Value]:
-        return self._editor.constant(grid.scale, f"{name}_scale"), self._editor.constant(
-            grid.zero, f"{name}_zero_point"
-        )

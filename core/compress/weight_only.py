@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.compress.awq import channel_factors
-from lathe.core.compress.block_grids import ROUNDINGS, TYPES, BlockGrid, Rounding, choose_grid
+from lathe.core.compress.block_grids import TYPES, BlockGrid, choose_grid
 from lathe.core.compress.calibration import Feeds, collect_moments
 from lathe.core.compress.channel_scales import divide_input
 from lathe.core.compress.gptq import round_with_corrections
+from lathe.core.compress.learned_rounding import learn_rounding
 from lathe.core.compress.moments import Moments
 from lathe.core.compress.products import between_layouts, check_skipped, matrix_of, prepare
+from lathe.core.compress.rounding import ROUNDINGS, Rounding
 from lathe.core.errors import DataError, UnsupportedError
 from lathe.core.ir.graph import Attr, Graph, Node
 from lathe.core.passes.rewrite.editor import Editor
@@ -34,9 +36,10 @@ class WeightQuantization:
     """The choices of weight-only quantization.
 
     `bits` of a code: 2, 4 or 8. `block` rows of a column share a scale; 0: all rows. `symmetric` codes have the zero
-    point 0. `method`: "gptq" and "awq" need data, "nearest" does not. "nearest" and "awq" round by `rounding`; "gptq"
-    takes only the rounding "nearest". Weights with fewer than `least_elements` elements, and the nodes of `skip`, stay
-    float32. UnsupportedError for any other `bits`, `block` (`BLOCKS`), `method` or `rounding`.
+    point 0. `method`: "gptq" and "awq" need data, "nearest" does not. "nearest" and "awq" round by `rounding`, of which
+    "adaround" needs data; "gptq" takes only the rounding "nearest". Weights with fewer than `least_elements` elements,
+    and the nodes of `skip`, stay float32. UnsupportedError for any other `bits`, `block` (`BLOCKS`), `method` or
+    `rounding`.
     """
 
     bits: int = 4
@@ -47,6 +50,10 @@ class WeightQuantization:
     seed: int = 0
     least_elements: int = 1 << 12
     skip: frozenset[str] = frozenset()
+
+    @property
+    def needs_data(self) -> bool:
+        return self.method != "nearest" or self.rounding == "adaround"
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -72,16 +79,16 @@ def quantize_weights(
 ) -> Graph:
     """A copy of `graph` whose large weights of MatMul and Gemm are codes in blocks.
 
-    Passes rewrite the copy first, as in `quantize_static`. GPTQ and AWQ run it on `batches` (representative inputs by
-    name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, or `options.skip`
-    names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
+    Passes rewrite the copy first, as in `quantize_static`. GPTQ, AWQ and AdaRound run it on `batches` (representative
+    inputs by name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, or
+    `options.skip` names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
     products = _large_products(editor, options)
-    if options.method == "nearest":
+    if not options.needs_data:
         for product in products:
-            _store_nearest(editor, product, options, None)
+            _store_rounded(editor, product, options, None)
     else:
         _quantize_with_data(editor, products, options, list(batches), threads)
     editor.finish()
@@ -130,7 +137,8 @@ def _quantize_with_data(
     DataError without batches.
     """
     if not batches:
-        raise DataError(f"calibration: expected at least one batch of data for {options.method}, got none")
+        needing = options.method if options.method != "nearest" else options.rounding
+        raise DataError(f"calibration: expected at least one batch of data for {needing}, got none")
     by_source: dict[str, list[_Product]] = {}
     for product in products:
         by_source.setdefault(product.source, []).append(product)
@@ -141,6 +149,9 @@ def _quantize_with_data(
             group = by_source[name]
             if options.method == "awq":
                 _store_with_factors(editor, group, options, moments)
+            elif options.method == "nearest":
+                for product in group:
+                    _store_rounded(editor, product, options, moments.gram)
             else:
                 for product in group:
                     grid, codes = round_with_corrections(
@@ -149,11 +160,18 @@ def _quantize_with_data(
                     _store(editor, product, grid, codes)
 
 
-def _store_nearest(
-    editor: Editor, product: _Product, options: WeightQuantization, importance: NDArray[np.float64] | None
+def _store_rounded(
+    editor: Editor, product: _Product, options: WeightQuantization, gram: NDArray[np.float32] | None
 ) -> None:
+    """Round by `options.rounding`, and store; `gram` is the mean of x x^T of the inputs, None without data."""
+    importance = np.diag(gram) if gram is not None else None
     grid = choose_grid(product.matrix, options.bits, options.block, options.symmetric, importance)
-    _store(editor, product, grid, grid.quantized(product.matrix, options.rounding, options.seed))
+    if options.rounding == "adaround":
+        assert gram is not None, "needs_data"
+        scale, zero = grid.for_rows(len(product.matrix))
+        _store(editor, product, grid, learn_rounding(product.matrix, gram, scale, zero, grid.limits))
+    else:
+        _store(editor, product, grid, grid.quantized(product.matrix, options.rounding, options.seed))
 
 
 def _store_with_factors(
@@ -165,9 +183,9 @@ def _store_with_factors(
     value = group[0].node.inputs[0]
     assert value is not None, "matrix_of"
     divide_input(editor, value, [product.node for product in group], factors)
-    importance = np.diag(moments.gram) / factors.astype(np.float64) ** 2
+    gram = moments.gram / factors[:, None] / factors
     for product in group:
-        _store_nearest(editor, _Product(product.node, product.matrix * factors[:, None]), options, importance)
+        _store_rounded(editor, _Product(product.node, product.matrix * factors[:, None]), options, gram)
 
 
 def _store(editor: Editor, product: _Product, grid: BlockGrid, codes: NDArray[np.int32]) -> None:

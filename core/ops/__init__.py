@@ -19,7 +19,7 @@ from lathe.core.ops.nn import (
     softmax,
 )
 from lathe.core.ops.opdef.inference import infer_node
-from lathe.core.ops.quantized import dequantized_product, qlinear, quantize
+from lathe.core.ops.quantized import dequantized_product, dynamic_quantize, qlinear, quantize, training
 from lathe.core.ops.tensor import (
     creation,
     einsum,
@@ -47,6 +47,7 @@ __all__ = [
     "creation",
     "dequantized_product",
     "detection",
+    "dynamic_quantize",
     "einsum",
     "elementwise",
     "features",
@@ -85,6 +86,7 @@ __all__ = [
     "strings",
     "svm",
     "tokens",
+    "training",
     "tree_models",
     "trees",
 ]

@@ -24,7 +24,7 @@ from lathe.core.passes.layout.pack_images import PackImages
 from lathe.core.passes.lowering.classic_ml import ExpandClassicML
 from lathe.core.passes.lowering.coded_text import EncodeText
 from lathe.core.passes.lowering.control_flow import MAPS, WITH_BODIES, OptimizeBodies
-from lathe.core.passes.lowering.definitions import CONVOLUTIONS, ExpandDefinitions
+from lathe.core.passes.lowering.definitions import CONVOLUTIONS, EARLY, ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
 from lathe.core.passes.lowering.gathered_weights import GatheredWeights
 from lathe.core.passes.lowering.masked_rows import SelectedRows
@@ -154,6 +154,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
         ExpandClassicML(),
     ]
     return [
+        ExpandDefinitions(only=EARLY),
         *patterns,
         *clean,
         SimplifyLoops(),

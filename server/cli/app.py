@@ -16,6 +16,7 @@ from lathe.server.cli import (
     keys,
     model,
     models,
+    prune,
     push,
     rollout,
     serve,
@@ -81,5 +82,6 @@ app.add_typer(datasets.app, name="datasets", rich_help_panel=TRAINING)
 for command in (model.compile, model.run, model.inspect, model.profile, model.bench):
     app.command(rich_help_panel=LOCAL)(command)
 app.command(rich_help_panel=LOCAL)(cli_quantize.quantize)
+app.command(rich_help_panel=LOCAL)(prune.prune)
 for command in (kernels.kernels, kernels.load_kernels, completion.completion):
     app.command(rich_help_panel=LOCAL)(command)

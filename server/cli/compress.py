@@ -56,6 +56,7 @@ def compress(
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Use this dataset stored on the server.")] = None,
     weights: options.Weights = None,
+    dynamic: options.Dynamic = False,
     bits: options.Bits = 4,
     block: options.Block = 32,
     rounding: options.Rounding = "nearest",
@@ -66,6 +67,7 @@ def compress(
     per_tensor: options.PerTensor = False,
     smoothing: options.Smoothing = 0.0,
     correct_bias: options.CorrectBias = False,
+    equalize: options.Equalize = False,
     budget: options.Budget = None,
     skip: options.Skip = None,
     recipe: Annotated[
@@ -111,9 +113,9 @@ def compress(
 ) -> None:
     """Make a smaller or faster version of a served model, on the server.
 
-    By default all products become int8. --budget uses int8 only where it is faster, and --weights stores weights in
-    few bits. A refused result is kept as a version that is not live. `lathe rollback MODEL` brings the previous
-    version back. `lathe jobs report JOB` shows each layer.
+    By default all products become int8. --budget uses int8 only where it is faster, --dynamic finds ranges in each run,
+    and --weights stores weights in few bits. --recipe also prunes. A refused result is kept as a version that is not
+    live. `lathe rollback MODEL` brings the previous version back. `lathe jobs report JOB` shows each layer.
 
     \b
     Examples:
@@ -126,8 +128,8 @@ def compress(
     if data is not None and not data.exists():
         raise fail(f"--data: expected a file or folder, got {str(data)!r}; --dataset names a dataset on the server")
     method = options.MethodOptions(
-        weights, bits, block, rounding, calibration, percentile, activations, symmetric, per_tensor, smoothing,
-        correct_bias, budget, skip,
+        weights, dynamic, bits, block, rounding, calibration, percentile, activations, symmetric, per_tensor, smoothing,
+        correct_bias, equalize, budget, skip,
     )  # fmt: skip
     document = _recipe(context, method, recipe)
     bounds = GateOptions(max_accuracy_drop, max_size, max_latency, gate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,9 +161,9 @@ class ServerTraining:
     def body(self, kind: str, dataset: str) -> dict[str, Any]:
         """Return the fields of the job request, without the recipe; `dataset` is a name or a digest.
 
-        `kind` is "train" or "sweep", and becomes "finetune" for a training that starts from a version (`begin_with`).
+        `kind` is "train", "finetune" or "sweep".
         """
-        body: dict[str, Any] = {"kind": "finetune" if self.begin_with else kind, "dataset": dataset}
+        body: dict[str, Any] = {"kind": kind, "dataset": dataset}
         if self.publish is not None:
             body["publish"] = {"model": self.publish, "promote": self.promote}
             if self.gate is not None:
@@ -171,6 +172,17 @@ class ServerTraining:
             name, _, version = self.begin_with.partition(":")
             body["model"] = {"name": name, "version": version or "live"}
         return body
+
+
+def _kind_of(recipe: Mapping[str, Any], wanted: ServerTraining) -> str:
+    """The kind of a training's job; the version that it names is where it starts, or a new model's teacher."""
+    from lathe.server.jobs.kinds import has_version_as_teacher
+
+    model = recipe.get("model")
+    is_new = has_version_as_teacher(recipe) and isinstance(model, Mapping) and "parent" not in model
+    if wanted.begin_with is not None and not is_new:
+        return "finetune"
+    return "sweep" if "space" in recipe else "train"
 
 
 def train_on_server(server: Connection, recipe: Path, wanted: ServerTraining, curves: bool) -> None:
@@ -183,7 +195,7 @@ def train_on_server(server: Connection, recipe: Path, wanted: ServerTraining, cu
 
         with model_errors():
             check_format(wanted.data)
-    body = wanted.body("sweep" if "space" in document else "train", wanted.dataset or recipe.stem)
+    body = wanted.body(_kind_of(document, wanted), wanted.dataset or recipe.stem)
     options = {"publish.gate": "--gate", "publish.model": "--publish", "dataset": "--dataset", "recipe": str(recipe)}
     with server.client(options={**options, "model": "--from"}) as client:
         if wanted.data is not None:

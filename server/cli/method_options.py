@@ -16,11 +16,20 @@ Weights = Annotated[
         help="Store only weights in few bits, and compute with float32 inputs. Round them by: nearest, gptq or awq."
     ),
 ]
+Dynamic = Annotated[
+    bool, typer.Option("--dynamic", help="Find the range of each activation in each run, without data.")
+]
 Bits = Annotated[int, typer.Option(help="With --weights: use 2, 4 or 8 bits.")]
 Block = Annotated[
     int, typer.Option(help="With --weights: use a scale for this many rows of a column; 0: for all rows.")
 ]
-Rounding = Annotated[str, typer.Option(help="With --weights nearest or awq: nearest, stochastic, floor or ceil.")]
+Rounding = Annotated[
+    str,
+    typer.Option(
+        help="Round weights by: nearest, stochastic, floor, ceil, or adaround, which learns it from the data: not with "
+        "--dynamic. --weights gptq takes only nearest."
+    ),
+]
 Calibration = Annotated[
     str,
     typer.Option(help="Choose the range of each activation by: min-max, moving-average, percentile, entropy or mse."),
@@ -37,6 +46,10 @@ Smoothing = Annotated[
 ]
 CorrectBias = Annotated[
     bool, typer.Option("--correct-bias", help="Take the mean error of rounded weights out of the results.")
+]
+Equalize = Annotated[
+    bool,
+    typer.Option("--equalize", help="Give the channels between two products equal ranges in the weights of both."),
 ]
 Budget = Annotated[
     str | None,
@@ -57,6 +70,7 @@ class MethodOptions:
     """The options as they were given."""
 
     weights: str | None
+    dynamic: bool
     bits: int
     block: int
     rounding: str
@@ -67,6 +81,7 @@ class MethodOptions:
     per_tensor: bool
     smoothing: float
     correct_bias: bool
+    equalize: bool
     budget: str | None
     skip: list[str] | None
 
@@ -81,9 +96,13 @@ class MethodOptions:
             raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {self.weights!r}")
         if self.budget is not None and self.weights is not None:
             raise fail("--budget: expected int8 products, got --weights")
-        common = {"symmetric": self.symmetric, "skip": self.skip or []}
+        if self.dynamic and (self.weights is not None or self.budget is not None):
+            raise fail("--dynamic: expected neither --weights nor --budget")
+        common = {"rounding": self.rounding, "skip": self.skip or []}
+        if self.dynamic:
+            return {"kind": "dynamic", "per_tensor": self.per_tensor, **common}
         if self.weights is not None:
-            codes = {"weights": self.weights, "bits": self.bits, "block": self.block, "rounding": self.rounding}
+            codes = {"weights": self.weights, "bits": self.bits, "block": self.block, "symmetric": self.symmetric}
             return {"kind": "weight-only", **codes, **common}
         budget = {"budget": read_percentage("--budget", self.budget)} if self.budget is not None else {}
         return {
@@ -91,9 +110,11 @@ class MethodOptions:
             "calibration": self.calibration,
             "percentile": self.percentile,
             "activations": self.activations,
+            "symmetric": self.symmetric,
             "per_tensor": self.per_tensor,
             "smoothing": self.smoothing,
             "correct_bias": self.correct_bias,
+            "equalize": self.equalize,
             **common,
             **budget,
         }

@@ -25,7 +25,8 @@ def quantize(
         Path | None,
         typer.Option(
             help="Calibrate on this .npz file: an array for each input, with some hundred representative rows. "
-            "Further arrays, such as labels, are ignored. Needed unless --weights is nearest.",
+            "Further arrays, such as labels, are ignored. Not needed with --dynamic, and with --weights nearest "
+            "without adaround.",
             exists=True,
             dir_okay=False,
             metavar="FILE.npz",
@@ -38,6 +39,7 @@ def quantize(
         ),
     ] = None,
     weights: options.Weights = None,
+    dynamic: options.Dynamic = False,
     bits: options.Bits = 4,
     block: options.Block = 32,
     rounding: options.Rounding = "nearest",
@@ -48,6 +50,7 @@ def quantize(
     per_tensor: options.PerTensor = False,
     smoothing: options.Smoothing = 0.0,
     correct_bias: options.CorrectBias = False,
+    equalize: options.Equalize = False,
     budget: options.Budget = None,
     skip: options.Skip = None,
     batch: Annotated[int, typer.Option(help="Run this many rows at a time.", min=1)] = 32,
@@ -61,6 +64,7 @@ def quantize(
     Examples:
       lathe quantize model.onnx --data calibration.npz -o small.onnx
       lathe quantize model.onnx --data calibration.npz --budget 1%
+      lathe quantize model.onnx --dynamic -o small.onnx
       lathe quantize model.onnx --weights nearest -o small.onnx
       lathe quantize model.onnx --weights gptq --bits 4 --data calibration.npz
     """
@@ -70,11 +74,15 @@ def quantize(
     from lathe.core.errors import LatheError
 
     values = options.MethodOptions(
-        weights, bits, block, rounding, calibration, percentile, activations, symmetric, per_tensor, smoothing,
-        correct_bias, budget, skip,
+        weights, dynamic, bits, block, rounding, calibration, percentile, activations, symmetric, per_tensor, smoothing,
+        correct_bias, equalize, budget, skip,
     ).values()  # fmt: skip
-    if data is None and weights != "nearest":
-        raise fail("--data: expected a .npz file; only --weights nearest needs none")
+    try:
+        method = method_from_values(values)
+    except LatheError as problem:
+        raise fail(str(problem)) from None
+    if data is None and method.needs_data:
+        raise fail("--data: expected a .npz file; only --dynamic and --weights nearest without adaround need none")
     path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
     arrays = read_named_arrays("--data", data) if data is not None else {}
     with model_errors(), console.status("calibrating"):
@@ -83,7 +91,6 @@ def quantize(
         if arrays and (missing := sorted(set(inputs) - arrays.keys())):
             raise fail(f"data: expected arrays {', '.join(sorted(inputs))}, got none for {', '.join(missing)}")
         try:
-            method = method_from_values(values)
             made = method.compress(graph, list(feeds_of(graph, arrays, batch)) if arrays else (), threads)
         except LatheError as problem:
             raise fail(str(problem)) from None

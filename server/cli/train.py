@@ -78,7 +78,10 @@ def train(
         ),
     ] = None,
     begin_with: Annotated[
-        str | None, typer.Option("--from", help="Train on a server, starting from MODEL or MODEL:VERSION.")
+        str | None,
+        typer.Option(
+            "--from", help="Train on a server, starting from MODEL or MODEL:VERSION, or with it as the teacher."
+        ),
     ] = None,
     keys: Annotated[
         bool, typer.Option("--keys", help="Print all keys of a recipe.", callback=_print_keys, is_eager=True)
@@ -122,6 +125,7 @@ def train(
     if data is None:
         raise fail("--data is missing: the dataset, a file or folder")
     from lathe.core.train.recipe import recipe as recipes
+    from lathe.core.train.recipe.training_compression import teacher_path
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.folder_setup import OptionNames, begin_training, initial_model_reader
     from lathe.core.train.run.foreground import run_in_foreground
@@ -131,7 +135,8 @@ def train(
     with model_errors():
         folder, parsed = out or Path(recipe.stem), recipes.read(recipe)
         first = initial_model_reader(parsed, recipe, parent)
-        begin_training(folder, parsed, first, said=str(recipe), resume=resume, words=OptionNames("--resume", "--out"))
+        words, teacher = OptionNames("--resume", "--out"), teacher_path(parsed.distil, recipe)
+        begin_training(folder, parsed, first, said=str(recipe), resume=resume, words=words, teacher=teacher)
         outcome = run_in_foreground(folder, Sources(data), Resources(threads), console, watch)
         if tensorboard is not None:
             from lathe.core.train.report import write_tensorboard

@@ -26,23 +26,45 @@ class Kind:
     check: Callable[[Mapping[str, Any]], None]
     form: Callable[[], type[BaseModel]]  # the schema of its recipes, for the OpenAPI document
     needs_model: bool = False
+    can_distil: bool = False  # from a version: the recipe may have `distil.teacher = "parent"`
     can_publish: bool = True
     input_check: str | None = (
         None  # run as: module check RECIPE DATASET MODEL, before a job is kept; see input_check.py
     )
 
+    def reads_model(self, recipe: Mapping[str, Any]) -> bool:
+        """Return whether a job with this recipe reads a version: to start from it, or as a teacher."""
+        return self.needs_model or (self.can_distil and has_version_as_teacher(recipe))
+
+
+def has_version_as_teacher(recipe: Mapping[str, Any]) -> bool:
+    """Return whether a recipe, checked or not, distils from the version that the job names."""
+    distil = recipe.get("distil")
+    return isinstance(distil, Mapping) and distil.get("teacher") == "parent"
+
 
 def _check_training(recipe: Mapping[str, Any]) -> None:
     """Check a recipe that trains a new model; raises ValueError."""
     parsed = _read_recipe(recipe)
+    _check_teacher(parsed)
     if hasattr(parsed.model, "parent") or hasattr(parsed.model, "onnx"):
         raise ValueError("model: expected an architecture; a job of kind finetune continues from a published version")
 
 
 def _check_finetuning(recipe: Mapping[str, Any]) -> None:
     """Check a recipe that continues from a version; raises ValueError."""
-    if not hasattr(_read_recipe(recipe).model, "parent"):
+    parsed = _read_recipe(recipe)
+    _check_teacher(parsed)
+    if not hasattr(parsed.model, "parent"):
         raise ValueError("model: expected `parent = true`: the job trains its `model`")
+
+
+def _check_teacher(recipe: Recipe) -> None:
+    """Raises ValueError for a teacher that is a file: a job has none beside its recipe."""
+    from lathe.core.train.recipe.training_compression import PARENT
+
+    if recipe.distil is not None and recipe.distil.teacher != PARENT:
+        raise ValueError(f"distil.teacher: expected {PARENT!r}, the job's `model`; got {recipe.distil.teacher[:40]!r}")
 
 
 def _check_evaluation(recipe: Mapping[str, Any]) -> None:
@@ -106,7 +128,7 @@ def _compression_schema() -> type[BaseModel]:
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind("lathe.core.train.run.training_process", _check_training, _recipe_schema),
+    "train": Kind("lathe.core.train.run.training_process", _check_training, _recipe_schema, can_distil=True),
     "finetune": Kind("lathe.core.train.run.training_process", _check_finetuning, _recipe_schema, needs_model=True),
     "sweep": Kind("lathe.core.train.run.sweep_process", _check_sweep, _sweep_schema),
     "evaluate": Kind(

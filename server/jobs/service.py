@@ -194,8 +194,10 @@ class JobService:
             kind.check(request.recipe)
         except ValueError as error:
             raise Unprocessable(f"recipe: {error}") from error
-        if kind.needs_model != (request.model is not None):
-            expectation = "expected a version to start from" if kind.needs_model else "not expected"
+        reads_model = kind.reads_model(request.recipe)
+        if reads_model != (request.model is not None):
+            role = "to start from" if kind.needs_model else "as teacher"
+            expectation = f"expected a version {role}" if reads_model else "not expected"
             raise BadRequest(f"model: {expectation} for a job of kind {request.kind}")
         if request.publish is not None and not kind.can_publish:
             raise BadRequest(f"publish: not expected for a job of kind {request.kind}, which makes no model")

@@ -1,6 +1,6 @@
 """Lowerings of ONNX Runtime's contributed operators (domain `com.microsoft`) to ONNX operators.
 
-Also of Gradient, of experimental operators that ONNX has removed, and of DynamicQuantizeLinear.
+Also of Gradient, and of experimental operators that ONNX has removed.
 """
 
 from lathe.core.frontends.contrib import (

@@ -146,30 +146,11 @@ def dequantize(e: Emitter, x: Value, scale: Value, zero: Value) -> Value:
     return e("DequantizeLinear", x, scale, zero)
 
 
-@lowers("DynamicQuantizeLinear", domain="")
-def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    values = quantize_dynamically(e, node.required(0))
-    return [e.emit("Identity", [value], {}, [name])[0] for value, name in zip(values, node.outputs, strict=False)]
-
-
 def quantize_dynamically(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
-    """`x` quantized to uint8, with its scale and zero point, as in ONNX's reference of DynamicQuantizeLinear.
-
-    If all of `x` is zero, the range is taken to be 1; ONNX's function body would divide by zero.
-    """
-    scale, point = _dynamic_range(e, x)
-    zero = e("Cast", point, to=DType.UINT8.onnx_code)
-    return e("QuantizeLinear", x, scale, zero), scale, zero
-
-
-def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
-    """The scale, and the zero point as a float, with which the range of `x`, extended to include 0, covers uint8."""
-    zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
-    low = e("Min", e("ReduceMin", x, keepdims=0), zero)
-    high = e("Max", e("ReduceMax", x, keepdims=0), zero)
-    span = e("Where", e("Equal", high, low), e.constant(1.0, dtype=DType.FLOAT32), e("Sub", high, low))
-    scale = e("Div", span, most)
-    return scale, e("Clip", e("Round", e("Div", e("Sub", zero, low), scale)), zero, most)
+    """`x` quantized to uint8, with its scale and zero point (DynamicQuantizeLinear)."""
+    names = [e.session.fresh(f"{e.label}.{name}") for name in ("quantized", "scale", "zero_point")]
+    y, scale, zero = e.emit("DynamicQuantizeLinear", [x], {}, names, names[0])
+    return y, scale, zero
 
 
 @lowers("MatMulNBits")

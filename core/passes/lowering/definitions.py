@@ -24,6 +24,8 @@ from lathe.core.passes.rewrite.editor import Editor
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 _OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im"}) | _NORMS
 _OF_NUMBERS = frozenset({"OneHot"})
+# Defined early: a later pass reads the scales and zero points of integer products. And operators of training.
+EARLY = frozenset({"DynamicQuantizeLinear", "FakeQuantize", "CodedWeight", "MaskedWeight"})
 # Defined late: convolutions with computed weights, for which no other pass found a kernel.
 CONVOLUTIONS = frozenset({"Conv"})
 # Defined for kernels only, in any element type: proofs have rules for these operators, but not for their definitions.
@@ -38,7 +40,7 @@ class ExpandDefinitions:
 
     `most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result is
     compiled, so operators that only kernels need defined are included; otherwise a proof analyses it. `only`: the
-    operators to define; empty for all operators of this module but those in `CONVOLUTIONS`.
+    operators to define; empty for all operators of this module but those in `CONVOLUTIONS` and `EARLY`.
     """
 
     most_work: int = MOST_WORK
@@ -67,7 +69,8 @@ class ExpandDefinitions:
         body = _definition(editor, node)
         if body is None or not self._pays(editor, node, body):
             return False
-        editor.replace(node.output, editor.splice(node, body)[0])
+        for before, after in zip(node.outputs, editor.splice(node, body), strict=False):
+            editor.replace(before, after)
         return True
 
     def _is_short(self, editor: Editor, node: Node) -> bool:
@@ -117,7 +120,7 @@ def _definition(editor: Editor, node: Node) -> Graph | None:
     """
     op, body = registry.get(node.op), Graph("definition")
     try:
-        (result,) = op.definition(Rewrite(op, node, Writer(body, editor.graph.constants)))
+        results = op.definition(Rewrite(op, node, Writer(body, editor.graph.constants)))
     except UnsupportedError:
         return None
     allowed = input_symbols(editor.graph)
@@ -125,6 +128,6 @@ def _definition(editor: Editor, node: Node) -> Graph | None:
         return None
     for each in body.nodes:
         each.name = node.name
-    body.outputs = [result.value]
+    body.outputs = [result.value for result in results[: len(node.outputs)]]
     body.remove_dead()
     return body

@@ -290,10 +290,13 @@ def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tupl
 def _minus_zero_point(array: Array, zero: Array, axis: int) -> Array | None:
     """Bytes minus `zero`, one zero point or one per index of `axis`, as int8; None if a difference exceeds int8.
 
-    None also if the array is neither int8 nor uint8.
+    Integers of 2 and 4 bits become bytes. None also if the array is of another type.
     """
-    if array.dtype not in (np.int8, np.uint8):
+    dtype = DType.from_numpy(array.dtype)
+    if not dtype.is_integer or dtype.bits > 8:
         return None
+    if dtype.bits < 8:
+        array, zero = array.astype(np.int8), zero.astype(np.int8)
     shape = [-1 if at == axis % array.ndim else 1 for at in range(array.ndim)]
     return minus_zero_point(array, zero.reshape(shape if zero.size > 1 else ()))
 

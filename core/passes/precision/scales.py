@@ -54,14 +54,18 @@ def dequantized_from(editor: Editor, value: Value | None) -> Dequantized | None:
 def dequantization_of(editor: Editor, node: Node) -> Dequantized | None:
     """The integers, scale and zero point of a DequantizeLinear or QuantizeLinear.
 
-    None for blocked scales, scales or zero points that are not constant, and real types other than float32.
+    None for blocked scales, scales or zero points that are not constant, and real types other than float32. Integers of
+    2 and 4 bits must be constant: kernels read no others.
     """
     op = NodeView(registry.get(node.op), node)
     scale, x, y = editor.array(node.input(1)), node.inputs[0], node.output
     whole, real = (x, y) if node.op == "DequantizeLinear" else (y, x)
     if x is None or whole is None or real is None or scale is None or op.attr("block_size"):
         return None
-    if scale.dtype != np.float32 or scale.ndim > 1 or real.dtype is not DType.FLOAT32 or whole.dtype not in _WHOLE:
+    is_narrow_weight = editor.array(whole) is not None and whole.dtype.is_integer and whole.dtype.bits < 8
+    if scale.dtype != np.float32 or scale.ndim > 1 or real.dtype is not DType.FLOAT32:
+        return None
+    if whole.dtype not in _WHOLE and not is_narrow_weight:
         return None
     zero = editor.array(node.input(2))
     if node.input(2) is not None and zero is None:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from lathe.core.errors import DataError
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import SHAPE_ONLY_OPS, Graph
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.ops.opdef.terms import Term, Writer
 from lathe.core.reference import interpret
@@ -158,7 +158,7 @@ def taking(model: Graph, rows: Mapping[str, Row]) -> Graph:
     """A copy of the model whose inputs have the element types in `rows`; inputs that are not named there keep theirs.
 
     So augmented pixels can be float32 in training and uint8 in serving. DataError if a changed input is used by
-    anything but casts.
+    anything but casts and operators that read its shape.
     """
     copy = model.clone()
     uses = copy.uses()
@@ -166,7 +166,8 @@ def taking(model: Graph, rows: Mapping[str, Row]) -> Graph:
         row = rows.get(value.name)
         if row is None or row.dtype is value.dtype:
             continue
-        if any(node.op != "Cast" for node in uses.get(value, ())) or value in copy.outputs:
+        any_type = {"Cast", *SHAPE_ONLY_OPS}
+        if any(node.op not in any_type for node in uses.get(value, ())) or value in copy.outputs:
             raise DataError(f"input '{value.name}': the model takes {value.dtype} only, got {row.dtype}")
         value.type = TensorType(row.dtype, value.shape)
     return copy

@@ -18,6 +18,7 @@ from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.train.data import Preprocess, Transform
 from lathe.core.train.data.formats import Format
 from lathe.core.train.recipe.choices import Loss, Optimizer, ScheduleChoice
+from lathe.core.train.recipe.training_compression import Distil, Prune, Quantize
 from lathe.core.train.zoo import Architecture
 from lathe.core.validation_errors import error_messages, short_repr
 
@@ -60,6 +61,10 @@ SYNONYMS = {
     "validation_split": "validation",
     "file": "onnx",
     "arch": "architecture",
+    "distill": "distil",
+    "distillation": "distil",
+    "pruning": "prune",
+    "quantization": "quantize",
 }
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -258,6 +263,9 @@ class Recipe(Section):
         description="Device of the training: `cuda` is the first GPU, `cuda:1` the second. The final test runs on the "
         "CPU.",
     )
+    prune: Prune | None = Field(default=None, description="Pruning during the training.")
+    quantize: Quantize | None = Field(default=None, description="Quantization-aware training.")
+    distil: Distil | None = Field(default=None, description="Distillation from a teacher.")
     keep: Literal["best", "last"] = Field(
         default="best",
         description="`best` or `last`: the epoch whose weights become the result. Without validation rows it is the "
@@ -278,6 +286,10 @@ class Recipe(Section):
             raise ValueError("`stop` needs validation rows: set `data.validation`")
         if self.memory is not None and self.device != "cpu":
             raise ValueError(f"`memory` bounds steps on the CPU only, got `device` {self.device}")
+        if self.prune is not None and self.quantize is not None:
+            raise ValueError("expected either `prune` or `quantize`: prune first, then quantize the result")
+        if self.prune is not None and (self.stop is not None or (self.data.validation and self.keep == "best")):
+            raise ValueError("`prune` needs `keep` = `last` and no `stop`: earlier epochs have fewer zeros")
         return self
 
 

@@ -85,6 +85,8 @@ class Sweep(Section):
         base = _read(values)
         if isinstance(base.model, ParentModel) or hasattr(base.model, "onnx"):
             raise ValueError("model: expected an architecture")
+        if base.distil is not None:
+            raise ValueError("distil: not expected in a search, whose trials have no teacher")
         if not base.data.validation:
             raise ValueError("data.validation: expected a share above 0, since trials are compared on validation rows")
         return values

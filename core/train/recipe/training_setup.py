@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from math import prod
+from typing import Any
 
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.train.data import Column, Dataset, Examples, Loader, Plan, Rows, Split, plan, taking
 from lathe.core.train.data.preprocess import SCOPE
@@ -20,11 +24,13 @@ from lathe.core.train.recipe.data_selection import (
 )
 from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from lathe.core.train.recipe.training_compression import PARENT, Compression, Pruner
 from lathe.core.train.training_step import losses
+from lathe.core.train.training_step.distillation import Distillation
 from lathe.core.train.training_step.live_model import LiveModel
 from lathe.core.train.training_step.losses import Loss
 from lathe.core.train.training_step.output_heads import with_new_head
-from lathe.core.train.training_step.step_graph import NO_CLIP, Clip, Trainable, check_input_names, is_weight
+from lathe.core.train.training_step.step_graph import NO_CLIP, TARGET, Clip, Trainable, check_input_names, is_weight
 from lathe.core.train.training_step.train_step import TrainStep, step
 from lathe.core.train.zoo import Settings, architecture
 from lathe.core.train.zoo.transformer import TransformerEncoder
@@ -45,6 +51,7 @@ class Resources:
 
 
 DEFAULT_RESOURCES = Resources()
+_CALIBRATION_ROWS = 512  # that give the first scales of activations
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class TrainingSetup:
 
     `model` takes rows of the dataset. The model of `learner` has the same weights, and takes the batches of `loader`,
     whose types can differ because of augmentation. `evaluation` runs `model` on the weights of `learner`. The owner
-    closes `learner`.
+    closes `learner`. `compression` makes the result from the trained model. `pruner`, if any, is called after updates.
     """
 
     recipe: Recipe
@@ -63,6 +70,8 @@ class TrainingSetup:
     learner: TrainStep
     evaluation: LiveModel
     resources: Resources
+    compression: Compression
+    pruner: Pruner | None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -88,12 +97,17 @@ def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
 
 
 def set_up_training(
-    recipe: Recipe, dataset: Dataset, parent: Parent | None = None, resources: Resources = DEFAULT_RESOURCES
+    recipe: Recipe,
+    dataset: Dataset,
+    parent: Parent | None = None,
+    resources: Resources = DEFAULT_RESOURCES,
+    teacher: Graph | None = None,
 ) -> TrainingSetup:
     """Make the objects of a training with `resources`; `parent` is the model to fine-tune, if any.
 
-    RecipeError, DataError or ModelError if recipe, data and parent do not fit together, or if the device of the recipe
-    does not exist (UnsupportedError, a ModelError).
+    `teacher` is the one that the recipe names by a file; a recipe may name `parent` instead. RecipeError, DataError or
+    ModelError if recipe, data and parent do not fit together, or if the device of the recipe does not exist
+    (UnsupportedError, a ModelError).
     """
     examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
     parts = split_of(recipe.data, examples)
@@ -103,11 +117,14 @@ def set_up_training(
     _check_recipe(recipe, examples, len(parts.train))
     if isinstance(recipe.model, TransformerEncoder) and recipe.model.vocabulary is not None:
         check_tokens(examples, recipe.model.vocabulary)
-    learner = _learner(
-        recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, resources
-    )
-    evaluation = LiveModel(learner, recipe.average is not None, model)
-    return TrainingSetup(recipe, examples, parts, model, learner, evaluation, resources)
+    compression = Compression(recipe.prune, recipe.quantize)
+    model = compression.begin(model, _first_batches(recipe, examples, parts.train), resources.threads)
+    pruner = Pruner(model, recipe.prune, _updates(recipe, parts.train)) if recipe.prune is not None else None
+    inputs = _loader(recipe, examples, parts.train).inputs
+    taught = _with_teacher(recipe, loss, parent, teacher, inputs)
+    learner = _learner(recipe, taking(model, inputs), taught, parts.train, resources, pruner)
+    evaluation = LiveModel(learner, recipe.average is not None, model, loss)
+    return TrainingSetup(recipe, examples, parts, model, learner, evaluation, resources, compression, pruner)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -115,6 +132,13 @@ def set_up_training(
 
 def _loader(recipe: Recipe, examples: Examples, rows: Rows, workers: int = 0) -> Loader:
     return Loader(examples, rows, recipe.batch, recipe.seed, transforms=recipe.augment, workers=workers)
+
+
+def _first_batches(recipe: Recipe, examples: Examples, rows: Rows) -> Iterator[dict[str, Any]]:
+    """Batches of training rows as the model takes them, without augmentation: about 512 rows."""
+    with closing(Loader(examples, rows, recipe.batch, recipe.seed)) as loader:
+        for batch in islice(loader.epoch(0), -(-_CALIBRATION_ROWS // recipe.batch)):
+            yield {name: array for name, array in batch.items() if name != TARGET}
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -170,9 +194,32 @@ def _loss(recipe: Recipe, examples: Examples) -> Loss:
     return losses.CrossEntropy() if examples.classes is not None else losses.MeanSquaredError()
 
 
-def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, resources: Resources) -> TrainStep:
+def _with_teacher(
+    recipe: Recipe, loss: Loss, parent: Parent | None, teacher: Graph | None, inputs: Mapping[str, Column]
+) -> Loss:
+    """The loss of a recipe with distillation; `loss` itself without. RecipeError if the teacher is missing."""
+    settings = recipe.distil
+    if settings is None:
+        return loss
+    found = parent.model if settings.teacher == PARENT and parent is not None else teacher
+    if found is None:
+        raise RecipeError(f"distil.teacher: expected a model as {settings.teacher!r}, and none was given")
+    try:
+        return Distillation(loss, taking(found, inputs), settings.temperature, settings.weight)
+    except UnsupportedError as error:
+        raise RecipeError(f"distil: {error}") from None
+
+
+def _updates(recipe: Recipe, rows: Rows) -> int:
+    """The number of updates of the training."""
+    return max(recipe.epochs * -(-len(rows) // recipe.batch) // recipe.accumulate, 1)
+
+
+def _learner(
+    recipe: Recipe, model: Graph, loss: Loss, rows: Rows, resources: Resources, pruner: Pruner | None
+) -> TrainStep:
     optimizer, batches = recipe.optimizer.make(), -(-len(rows) // recipe.batch)
-    updates = max(recipe.epochs * batches // recipe.accumulate, 1)
+    updates = _updates(recipe, rows)
     schedule = recipe.schedule.make(optimizer.rate, updates, batches / recipe.accumulate) if recipe.schedule else None
     return step(
         model,
@@ -183,6 +230,7 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, resources: Re
         accumulate=recipe.accumulate,
         average=recipe.average,
         trainable=_trainable(model, getattr(recipe.model, "trainable", ("*",))),
+        held=pruner.names if pruner is not None else (),
         seed=recipe.seed,
         device=recipe.device,
         precision=recipe.precision,

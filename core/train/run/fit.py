@@ -17,8 +17,9 @@ from lathe.core.nn.module import Module
 from lathe.core.train.data import Dataset, from_arrays
 from lathe.core.train.recipe.data_selection import dataset_for
 from lathe.core.train.recipe.model_source import ModelArgument, model_source_of
-from lathe.core.train.recipe.recipe import Recipe
+from lathe.core.train.recipe.recipe import Recipe, RecipeError
 from lathe.core.train.recipe.recipe_sources import RecipeArgument, complete_recipe, tables_of
+from lathe.core.train.recipe.training_compression import teacher_path
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import work_folder
 from lathe.core.train.run.folder_setup import FolderError, OptionNames, begin_training, initial_model_reader
@@ -77,7 +78,11 @@ def fit(
     file = Path(recipe) if isinstance(recipe, str | os.PathLike) else Path("recipe")
     folder = _folder(out, resume, file.stem if file.suffix else learner.name)
     first = partial(learner.first, config, dataset) if learner.first is not None else initial_model_reader(config, file)
-    begin_training(folder, config, first, said="the one given", resume=resume, words=_OPTION_NAMES)
+    if learner.module is not None and config.quantize is not None:
+        raise RecipeError("quantize: expected a class of modules, a graph or a file as model: the result is no module")
+    teacher = teacher_path(config.distil, file)
+    words = _OPTION_NAMES
+    begin_training(folder, config, first, said="the one given", resume=resume, words=words, teacher=teacher)
     console = Console(markup=False, highlight=False) if progress else None
     outcome = run_in_foreground(folder, OpenSources(dataset), Resources(threads), console, curves)
     if outcome is Outcome.STOPPED:

@@ -33,12 +33,14 @@ def begin_training(
     said: str,
     resume: bool,
     words: OptionNames,
+    teacher: Path | None = None,
 ) -> None:
     """Write the recipe and the initial model into the folder; with `resume` only check that it has this recipe.
 
-    `first` makes the initial model, the bytes of an ONNX file or a graph; None if the recipe describes it. `said` is
-    the name of the recipe in messages, `words` are the names of options. FolderError if the folder has a training with
-    a checkpoint or result already; with `resume` if it has no training, or one with another recipe.
+    `teacher` is the ONNX file of a distillation's teacher; RecipeError if it does not exist. `first` makes the initial
+    model, the bytes of an ONNX file or a graph; None if the recipe describes it. `said` is the name of the recipe in
+    messages, `words` are the names of options. FolderError if the folder has a training with a checkpoint or result
+    already; with `resume` if it has no training, or one with another recipe.
     """
     if resume:
         if not (folder / work_folder.RECIPE).exists():
@@ -49,7 +51,10 @@ def begin_training(
     if work_folder.has_begun(folder):
         hints = f"{words.resume} continues it, {words.out} selects another folder"
         raise FolderError(f"{folder}: the folder already has a training; {hints}")
-    work_folder.prepare(folder, config, first() if first is not None else None)
+    if teacher is not None and not teacher.is_file():
+        raise RecipeError(f"{said}: distil.teacher: there is no file '{teacher}'")
+    model = first() if first is not None else None
+    work_folder.prepare(folder, config, model, teacher.read_bytes() if teacher is not None else None)
 
 
 def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None) -> Callable[[], bytes] | None:

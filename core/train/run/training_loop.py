@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from lathe.core.errors import LatheError
-from lathe.core.ir.graph import Array
+from lathe.core.ir.graph import Array, Graph
 from lathe.core.train.data import Dataset
 from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import Recipe, RecipeError
@@ -51,9 +51,9 @@ def never_stop() -> bool:
 class FitRun:
     """One training in an existing folder that this process has locked. `run` is called once.
 
-    `parent` is the model to fine-tune, `resources` limit it. `stop` is called after every step, and before every
-    batch of validation and test; it ends the training if it returns true. `watch` is called with every event.
-    RecipeError, DataError or ModelError if recipe, data and parent do not fit together.
+    `parent` is the model to fine-tune, `teacher` that of a distillation, `resources` limit it. `stop` is called after
+    every step, and before every batch of validation and test; it ends the training if it returns true. `watch` is
+    called with every event. RecipeError, DataError or ModelError if recipe, data and parent do not fit together.
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class FitRun:
         folder: Path,
         parent: Parent | None = None,
         resources: Resources = DEFAULT_RESOURCES,
+        teacher: Graph | None = None,
         *,
         stop: Callable[[], bool] = never_stop,
         watch: events.Watcher | None = None,
     ) -> None:
         self.recipe, self.folder = recipe, folder
-        self.assembly: TrainingSetup = set_up_training(recipe, dataset, parent, resources)
+        self.assembly: TrainingSetup = set_up_training(recipe, dataset, parent, resources, teacher)
         self.learner = self.assembly.learner
         self.progress = Progress()
         self._identity = {"recipe": recipe_digest(recipe), "data": dataset.digest}
@@ -130,13 +131,14 @@ class FitRun:
         self._events.emit("resumed", step=self.learner.runs, epoch=self.progress.epoch + 1)
 
     def _facts(self) -> dict[str, Any]:
-        split, learner = self.assembly.split, self.learner
+        split, learner, pruner = self.assembly.split, self.learner, self.assembly.pruner
+        masks = pruner.names if pruner is not None else frozenset()
         return {
             "rows": {"train": len(split.train), "validation": len(split.validation), "test": len(split.test)},
             "epochs": self.recipe.epochs,
             "steps_per_epoch": self.assembly.steps_per_epoch,
             "batch": self.recipe.batch,
-            "parameters": sum(array.size for array in learner.parameters.values()),
+            "parameters": sum(array.size for name, array in learner.parameters.items() if name not in masks),
             "judge": self.assembly.judge,
             "data": self._identity["data"],
             "seed": self.recipe.seed,
@@ -170,6 +172,8 @@ class FitRun:
         if _has_diverged(loss, learner.loss_scale, skipped=is_open or learner.skipped > skipped):
             place = f"step {learner.runs}, epoch {progress.epoch + 1}"
             raise Diverged(f"the loss is {loss} at {place}: try a lower rate, a warm-up, or `clip`")
+        if self.assembly.pruner is not None and learner.runs % self.recipe.accumulate == 0:
+            self.assembly.pruner.after_update(learner)
         progress.position += 1
         progress.seconds += seconds or 0.0
         if isfinite(loss):
@@ -263,7 +267,7 @@ class FitRun:
             "seconds": round(self.progress.seconds, 3),
             "recipe": self.recipe.model_dump(mode="json"),
         }
-        trained = with_weights(self.assembly.model, weights)
+        trained = self.assembly.compression.finish(with_weights(self.assembly.model, weights))
         record = result.write_result(self.folder, self.assembly, trained, facts, self._stop)
         self._events.emit("done", metrics=record["metrics"], seconds=facts["seconds"])
 

@@ -3,6 +3,7 @@
     recipe.json       the recipe
     parent.onnx       the model to fine-tune, unless another path is given; or
     parent/           that model as a graph: graph.lir, weights.bin
+    teacher.onnx      the teacher of a distillation that the recipe names by a file
     lock              locked while a process works here
 
 and what `FitRun` writes: events.jsonl, checkpoints/ and result/.
@@ -25,12 +26,14 @@ from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.data_selection import dataset_for
 from lathe.core.train.recipe.parent_model import graph_files, read_parent
 from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe
+from lathe.core.train.recipe.training_compression import is_parent
 from lathe.core.train.recipe.training_setup import DEFAULT_RESOURCES, Resources
 from lathe.core.train.run import checkpoint, events, result
 from lathe.core.train.run.durable_files import write_file, write_folder
 from lathe.core.train.run.training_loop import FitRun, Outcome, never_stop
 
 RECIPE, PARENT, GRAPH, LOCK = "recipe.json", "parent.onnx", "parent", "lock"
+TEACHER = "teacher.onnx"
 
 
 class Occupied(LatheError):
@@ -53,8 +56,11 @@ class OpenSources:
     parent: Path | None = None
 
 
-def prepare(folder: Path, config: Recipe, parent: bytes | Graph | None = None) -> None:
-    """Write the recipe and the model to fine-tune (an ONNX file or a graph) into the folder, created if needed."""
+def prepare(folder: Path, config: Recipe, parent: bytes | Graph | None = None, teacher: bytes | None = None) -> None:
+    """Write the recipe and the model to fine-tune (an ONNX file or a graph) into the folder, created if needed.
+
+    `teacher` is the ONNX file of a distillation's teacher.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / GRAPH).exists():  # left by a training that never started
         shutil.rmtree(folder / GRAPH)
@@ -62,6 +68,8 @@ def prepare(folder: Path, config: Recipe, parent: bytes | Graph | None = None) -
         write_folder(folder / GRAPH, graph_files(parent))
     elif parent is not None:
         write_file(folder / PARENT, parent)
+    if teacher is not None:
+        write_file(folder / TEACHER, teacher)
     write_file(folder / RECIPE, config.model_dump_json(indent=1).encode())
 
 
@@ -122,9 +130,11 @@ def _fit(
 ) -> FitRun:
     config = recipe.from_json((folder / RECIPE).read_bytes())
     path = sources.parent or next(filter(Path.exists, (folder / GRAPH, folder / PARENT)), folder / PARENT)
-    parent = read_parent(path) if isinstance(config.model, OnnxModel | ParentModel) and path.exists() else None
+    needs_parent = isinstance(config.model, OnnxModel | ParentModel) or is_parent(config.distil)
+    parent = read_parent(path) if needs_parent and path.exists() else None
+    teacher = read_parent(folder / TEACHER).model if (folder / TEACHER).exists() else None
     dataset = sources.dataset if isinstance(sources, OpenSources) else dataset_for(config.data, sources.dataset)
-    return FitRun(config, dataset, folder, parent, resources, stop=stop, watch=watch)
+    return FitRun(config, dataset, folder, parent, resources, teacher, stop=stop, watch=watch)
 
 
 def _emit_done(folder: Path, watch: events.Watcher | None) -> None:

@@ -11,6 +11,7 @@ from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.runtime.session.run_inputs import Binding
 from lathe.core.runtime.session.runner import Runner
 from lathe.core.train.training_step.input_validator import InputValidator
+from lathe.core.train.training_step.losses import Loss
 from lathe.core.train.training_step.step_graph import evaluation_graph
 from lathe.core.train.training_step.train_step import TrainStep
 
@@ -24,11 +25,16 @@ class LiveModel:
     `averaged` it uses the running averages of the weights, if the step keeps them. It runs on the device of the step.
     """
 
-    def __init__(self, learner: TrainStep, averaged: bool = False, model: Graph | None = None) -> None:
-        """`model` replaces the step's model by one with the same weights, such as the model for other input types."""
+    def __init__(
+        self, learner: TrainStep, averaged: bool = False, model: Graph | None = None, loss: Loss | None = None
+    ) -> None:
+        """`model` replaces the step's model by one with the same weights, such as the model for other input types.
+
+        `loss` replaces the step's loss.
+        """
         self._options = replace(learner.options, precision="float32", memory=None)
         self._learner, self._averaged = learner, averaged
-        self._graph = evaluation_graph(model or learner.model, learner.settings.loss, learner.names(averaged))
+        self._graph = evaluation_graph(model or learner.model, loss or learner.settings.loss, learner.names(averaged))
         self._validator = InputValidator(self._graph.inputs)
         self._executables: dict[Binding, Runner] = {}
 

@@ -92,8 +92,8 @@ def training_step_graph(
     writer = Writer(graph, infer_graph(graph))
     output = Term(writer, graph.outputs[0])
     target = writer.input(TARGET, settings.loss.target(output.value.tensor))
+    parameters = _parameters(graph, trainable)  # before the loss, which may bring constants of its own
     loss = settings.loss(output, target)
-    parameters = _parameters(graph, trainable)
     scaler = Scaler(writer, settings.scaling) if settings.scaling is not None else None
     gradients = derivatives(writer, [(scaler.scale_loss(loss) if scaler else loss).value], parameters)
     graph.outputs = [_name_output(loss, LOSS), *(_outputs(writer, model) if keep_outputs else ())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ def step(
     keep_outputs: bool = False,
     seed: int = 0,
     shares: Sequence[TrainStep] = (),
+    held: Collection[str] = (),
     device: str = "cpu",
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
     scaling: LossScaling = DYNAMIC_SCALING,
@@ -64,7 +65,8 @@ def step(
     update, by the mean of their gradients. `average` (such as 0.999) keeps exponential running averages of the
     parameters. Dropout masks are a function of `seed` and the number of the run. A weight that is state of one of the
     steps in `shares` uses the array of that step, so each step sees the updates of the others. A shared weight that is
-    not trainable here is only read.
+    not trainable here is only read. Constants named in `held` are not trained; `TrainStep.write` replaces them between
+    runs.
 
     `keep_outputs`: runs also return the model's outputs. With `precision` "bfloat16" or "float16", matrix products
     multiply numbers of that type; with "tf32" they may round factors to a 10-bit mantissa. Convolutions, sums, the
@@ -87,7 +89,8 @@ def step(
     options = make_options(device, precision=precision, threads=threads, cache_dir=cache_dir)
     options = replace(options, memory=memory)
     _refuse_on_devices(options, shares)
-    return TrainStep(model, settings, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
+    rate = schedule or (lambda _: optimizer.rate)
+    return TrainStep(model, settings, rate, trainable, keep_outputs, options, shares, frozenset(held))
 
 
 class TrainStep:
@@ -107,6 +110,7 @@ class TrainStep:
         keep_outputs: bool,
         options: Options,
         shares: Sequence[TrainStep] = (),
+        held: frozenset[str] = frozenset(),
     ) -> None:
         self.model = model
         self.settings = settings
@@ -114,10 +118,15 @@ class TrainStep:
         self.runs = 0
         self.options = options
         shared = {name: array for other in shares for name, array in other.live_parameters.items()}
-        last = training_step_graph(model, settings, trainable, True, keep_outputs, shared)
+        as_state = shared.keys() | held
+
+        def is_trained(name: str, array: Array) -> bool:
+            return name not in held and trainable(name, array)
+
+        last = training_step_graph(model, settings, is_trained, True, keep_outputs, as_state)
         self._graphs = {True: last}
         if settings.accumulate > 1:
-            self._graphs[False] = training_step_graph(model, settings, trainable, False, keep_outputs, shared)
+            self._graphs[False] = training_step_graph(model, settings, is_trained, False, keep_outputs, as_state)
         self._types = {state.value.name: state.initial for state in last.states}
         self.loss_scale, self.skipped = settings.scaling.initial if settings.scaling is not None else 1.0, 0
         self._states = make_state_store(
@@ -205,6 +214,17 @@ class TrainStep:
         self.runs = runs
         if self.settings.scaling is not None:
             self.loss_scale, self.skipped = float(state[SCALE]), int(state[SKIPPED])
+
+    def write(self, name: str, array: Array) -> None:
+        """Overwrite a state, such as a constant of `held`, by a copy of `array`.
+
+        LatheError if there is no such state, or it has another shape or dtype.
+        """
+        if name not in self._types or describe_array(array) != describe_array(self._types[name]):
+            raise LatheError(
+                f"state '{name}': expected {describe_array(self._types.get(name))}, got {describe_array(array)}"
+            )
+        self._states.write(name, array)
 
     def graph(self, averaged: bool = False) -> Graph:
         """The model with copies of its present parameters, or with `averaged` of their running averages."""

@@ -85,7 +85,9 @@ class JobAsked(RequestBody):
     kind: str = Field(default=DEFAULT_KIND, description="train, finetune, evaluate, sweep or compress.", max_length=40)
     recipe: dict[str, Any] = Field(description="The recipe; its schema depends on the kind.")
     dataset: str = Field(description="Name or sha256 of an uploaded dataset.", max_length=128)
-    model: ModelAsked | None = Field(default=None, description="The version to start from, to evaluate or to compress.")
+    model: ModelAsked | None = Field(
+        default=None, description="The version to start from, to evaluate or to compress, or the teacher."
+    )
     publish: PublishAsked | None = Field(default=None, description="Without it, the result stays with the job.")
     priority: int = Field(
         default=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
@@ -11,7 +11,17 @@ import pytest
 
 import lathe
 from lathe.core.compress.layer_report import report_layers
-from lathe.core.compress.recipe import METHODS, Mixed, Static, WeightOnly, method_from_values
+from lathe.core.compress.recipe import (
+    METHODS,
+    Channels,
+    Dynamic,
+    Method,
+    Mixed,
+    Static,
+    WeightOnly,
+    Zeros,
+    method_from_values,
+)
 from lathe.core.errors import DataError, UnsupportedError
 from tests.core.small_models import model
 from tests.random_numbers import RNG, made_at_import
@@ -50,6 +60,26 @@ def stable_text(value: object) -> str | None:
             {"kind": "static", "smoothing": 0.5, "activations": "int8", "percentile": 99.0},
             lambda: lathe.quantize(WIDE, DATA, smoothing=0.5, activations="int8", percentile=99.0, threads=1),
         ),
+        (
+            {"kind": "static", "rounding": "adaround", "equalize": True},
+            lambda: lathe.quantize(WIDE, DATA, rounding="adaround", equalizes=True, threads=1),
+        ),
+        (
+            {"kind": "static", "rounding": "stochastic", "seed": 5},
+            lambda: lathe.quantize(WIDE, DATA, rounding="stochastic", seed=5, threads=1),
+        ),
+        ({"kind": "dynamic"}, lambda: lathe.quantize_dynamic(WIDE)),
+        (
+            {"kind": "dynamic", "per_tensor": True, "rounding": "stochastic", "seed": 2},
+            lambda: lathe.quantize_dynamic(WIDE, per_channel=False, rounding="stochastic", seed=2),
+        ),
+        ({"kind": "channels"}, lambda: lathe.prune_channels(WIDE)),
+        (
+            {"kind": "channels", "share": 0.3, "measure": "l1", "multiple": 8},
+            lambda: lathe.prune_channels(WIDE, 0.3, "l1", 8),
+        ),
+        ({"kind": "zeros", "sparsity": 0.9, "together": True}, lambda: lathe.prune_weights(WIDE, 0.9, is_global=True)),
+        ({"kind": "zeros", "pattern": "2:4"}, lambda: lathe.prune_weights(WIDE, pattern="2:4")),
         ({"kind": "weight-only"}, lambda: lathe.quantize_weights(WIDE)),
         (
             {"kind": "weight-only", "weights": "gptq", "bits": 8, "block": 0, "symmetric": True},
@@ -58,6 +88,10 @@ def stable_text(value: object) -> str | None:
         (
             {"kind": "weight-only", "rounding": "stochastic", "seed": 3},
             lambda: lathe.quantize_weights(WIDE, rounding="stochastic", seed=3),
+        ),
+        (
+            {"kind": "weight-only", "rounding": "adaround"},
+            lambda: lathe.quantize_weights(WIDE, DATA, rounding="adaround", threads=1),
         ),
     ],
     ids=stable_text,
@@ -70,7 +104,7 @@ def test_a_table_makes_the_graph_that_the_arguments_make(values: dict[str, Any],
 
 
 def test_every_kind_has_a_table_of_its_own_name() -> None:
-    assert {"static": Static, "mixed": Mixed, "weight-only": WeightOnly} == METHODS
+    assert set(get_args(get_args(Method)[0])) == set(METHODS.values())
     for kind, table in METHODS.items():
         assert table.model_fields["kind"].default == kind
 
@@ -84,12 +118,14 @@ def test_a_static_method_measures_sensitivities_if_it_is_told_to() -> None:
     assert all(0 < layer.error < 0.05 and layer.exact_ns > 0 and layer.is_quantized for layer in measured.choices)
 
 
-@pytest.mark.parametrize("method", [Static(), WeightOnly(bits=4)], ids=lambda method: method.kind)
+@pytest.mark.parametrize("method", [Static(), Dynamic(), WeightOnly(bits=4)], ids=lambda method: method.kind)
 def test_the_report_of_layers_has_the_errors_that_onnx_runtime_finds(method: Any) -> None:
     graph = lathe.load(WIDE)
     made = method.compress(graph, [DATA], 1).graph
     layers = report_layers(graph, made, DATA, 1)
-    types = {"static": ("uint8", "int8"), "weight-only": ("float32", "uint4")}[method.kind]
+    types = {"static": ("uint8", "int8"), "dynamic": ("uint8", "int8"), "weight-only": ("float32", "uint4")}[
+        method.kind
+    ]
     assert [(layer.op, layer.weights, layer.inputs_type, layer.weights_type) for layer in layers] == [
         ("MatMul", 4096, *types)
     ] * 2
@@ -101,14 +137,25 @@ def test_the_report_of_layers_has_the_errors_that_onnx_runtime_finds(method: Any
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({}, r"kind: expected one of static, mixed, weight-only, got None"),
-        ({"kind": ["static"]}, r"kind: expected one of static, mixed, weight-only, got \['static'\]"),
+        ({}, r"kind: expected one of static, mixed, dynamic, weight-only, channels, zeros, got None"),
+        ({"kind": ["static"]}, r"kind: expected one of static, .*, zeros, got \['static'\]"),
         ({"kind": "static", "calibrate": "mse"}, r"calibrate: there is no such key, did you mean `calibration`\?"),
         ({"kind": "static", "smoothing": 1}, r"smoothing: expected less than 1, got 1"),
         ({"kind": "mixed"}, r"budget: is missing"),
         ({"kind": "mixed", "budget": 0.0}, r"budget: expected more than 0, got 0\.0"),
         ({"kind": "static", "skip": "c1"}, r"skip: expected a list, got 'c1'"),
         ({"kind": "static", "skip": ["none"]}, r"skip: expected names of nodes, got none"),
+        ({"kind": "static", "rounding": "up"}, r"rounding: expected 'nearest', .*'adaround', got 'up'"),
+        (
+            {"kind": "dynamic", "rounding": "adaround"},
+            r"rounding: expected 'nearest', 'stochastic', 'floor' or 'ceil', got 'adaround'",
+        ),
+        ({"kind": "dynamic", "calibration": "mse"}, r"calibration: there is no such key"),
+        ({"kind": "channels", "share": 1.0}, r"share: expected less than 1, got 1\.0"),
+        ({"kind": "channels", "measure": "l3"}, r"measure: expected 'l1' or 'l2', got 'l3'"),
+        ({"kind": "channels", "multiple": 0}, r"multiple: expected at least 1, got 0"),
+        ({"kind": "zeros", "sparsity": 0.0}, r"sparsity: expected more than 0, got 0\.0"),
+        ({"kind": "zeros", "pattern": "4:2"}, r"pattern: expected N:M with N below M"),
         ({"kind": "weight-only", "seed": -1}, r"seed: expected at least 0, got -1"),
         ({"kind": "weight-only", "seed": object()}, r"expected text, numbers, booleans, lists and tables"),
     ],
@@ -121,8 +168,8 @@ def test_an_invalid_table_is_refused_by_field(values: dict[str, Any], complaint:
 
 def test_a_check_finds_what_cannot_be_compressed_without_a_run() -> None:
     narrow = lathe.load(model("float[n,4] x => float[n,4] y", "y = Add(x, one)", "float[4] one = {1, 1, 1, 1}"))
-    for method in (Static(), Mixed(budget=0.1), WeightOnly()):
-        with pytest.raises(UnsupportedError, match=r"expected a .*MatMul or Gemm .*got none"):
+    for method in (Static(), Mixed(budget=0.1), Dynamic(), WeightOnly(), Channels(), Zeros()):
+        with pytest.raises(UnsupportedError, match=r"expected (a .*MatMul or Gemm|layers with channels) .*got none"):
             method.check(narrow)
         method.check(lathe.load(WIDE))
         with pytest.raises(UnsupportedError, match=r"skip: expected names of nodes, got z"):
@@ -130,6 +177,8 @@ def test_a_check_finds_what_cannot_be_compressed_without_a_run() -> None:
 
 
 def test_methods_that_need_data_say_so() -> None:
-    assert [method.needs_data for method in (Static(), WeightOnly(weights="gptq"), WeightOnly())] == [True, True, False]
+    needing = (Static(), Mixed(budget=0.1), WeightOnly(weights="gptq"), WeightOnly(rounding="adaround"))
+    assert all(method.needs_data for method in needing)
+    assert not any(method.needs_data for method in (WeightOnly(), Dynamic(), Channels(), Zeros()))
     with pytest.raises(DataError, match=r"expected at least one batch of data"):
         lathe.compress(WIDE, Static())

@@ -211,7 +211,7 @@ def test_memory_bounds_the_moments_that_are_collected_together(
         ({"bits": 3}, "bits: expected one of 2, 4, 8, got 3"),
         ({"block": 20}, "block: expected one of 0, 16, 32, 64, 128, 256, got 20"),
         ({"method": "hqq"}, "method: expected one of nearest, gptq, awq, got 'hqq'"),
-        ({"rounding": "even"}, "rounding: expected one of nearest, stochastic, floor, ceil, got 'even'"),
+        ({"rounding": "even"}, "rounding: expected one of nearest, stochastic, floor, ceil, adaround, got 'even'"),
         ({"method": "gptq", "rounding": "floor"}, "rounding: expected nearest with gptq, got 'floor'"),
         ({"skip": ["nothing"]}, "skip: expected names of nodes, got nothing"),
     ],

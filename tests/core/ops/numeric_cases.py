@@ -19,6 +19,8 @@ def _quantized() -> list[Case]:
     scales = vector(0.5, 0.25, 2.0, 1.5, dtype=F32)
     halves = vector(0.5, 1.5, 2.5, -0.5, -1.5, 1e9, -1e9, dtype=F32)
     return [
+        case("DynamicQuantizeLinear", x, outputs=3),
+        case("DynamicQuantizeLinear", floats(3, 4, low=0.5), outputs=3),
         case("QuantizeLinear", x, scalar(0.4)),
         case("QuantizeLinear", x, scalar(0.4), scalar(7, I8)),
         case("QuantizeLinear", halves, scalar(1.0), scalar(1, U8)),

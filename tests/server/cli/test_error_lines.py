@@ -70,6 +70,7 @@ ARGUMENTS: Mapping[str, str] = {
     "inspect": "{model.onnx}",
     "profile": "{model.onnx} --batch 1 --runs 1 --threads 1",
     "bench": "{model.onnx} --batch 1 --seconds 0.01 --threads 1",
+    "prune": "{model.onnx} --weights 50% -o new.onnx",
     "quantize": "{model.onnx} --data data.npz -o new.onnx --threads 1",
     "kernels": "--target sm_90 --model model.onnx -o new.tar",
     "load-kernels": "{kernels.tar}",

@@ -34,6 +34,7 @@ ALONE = {  # commands that send no request to a server
     "inspect",
     "profile",
     "bench",
+    "prune",
     "quantize",
     "kernels",
     "load-kernels",

@@ -59,9 +59,22 @@ def test_weights_of_four_bits(project: Path, tmp_path: Path, calibration: Path, 
     assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
 
 
+@pytest.mark.parametrize("options", [["--dynamic"], ["--equalize", "--per-tensor", "--rounding", "adaround"]])
+def test_other_ways_to_int8(project: Path, tmp_path: Path, calibration: Path, options: list[str]) -> None:
+    model = project / "model_repo" / "digits" / "2" / "model.onnx"
+    data = [] if "--dynamic" in options else ["--data", calibration]
+    status, said = lathe(model, *options, *data, "-o", tmp_path / "small.onnx")
+    assert status == 0, said
+    assert (tmp_path / "small.onnx").stat().st_size < 0.5 * model.stat().st_size
+    rows = load_digits().images[:, None].astype(np.float32)
+    scores = ort.InferenceSession(tmp_path / "small.onnx").run(None, {"image": rows})[0]
+    assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
+
+
 def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path, tmp_path: Path) -> None:
     model = project / "model_repo" / "digits" / "2" / "model.onnx"
-    for options in ([], ["--weights", "gptq"], ["--weights", "awq"]):
+    learned = ["--weights", "nearest", "--rounding", "adaround"]
+    for options in ([], ["--weights", "gptq"], ["--weights", "awq"], learned):
         status, said = lathe(model, "-o", tmp_path / "small.onnx", *options)
         assert status == 1 and "--data: expected a .npz file" in said
         assert not (tmp_path / "small.onnx").exists()
@@ -75,6 +88,11 @@ def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path
             "calibration: expected 'min-max', 'moving-average', 'percentile', 'entropy' or 'mse', got 'kl'",
         ),
         (["--skip", "nothing"], "skip: expected names of nodes, got nothing"),
+        (["--dynamic", "--weights", "nearest"], "--dynamic: expected neither --weights nor --budget"),
+        (
+            ["--dynamic", "--rounding", "adaround"],
+            "rounding: expected 'nearest', 'stochastic', 'floor' or 'ceil', got 'adaround'",
+        ),
         (["--percentile", "5"], "percentile: expected more than 50, got 5.0"),
         (["--data", "text"], "expected a .npz file of arrays"),
         (["--data", "other"], "data: expected arrays image, got none for image"),
@@ -86,7 +104,7 @@ def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path
         (["--weights", "awq", "--block", "33"], "block: expected 0, 16, 32, 64, 128 or 256, got 33"),
         (
             ["--weights", "nearest", "--rounding", "up"],
-            "rounding: expected 'nearest', 'stochastic', 'floor' or 'ceil', got 'up'",
+            "rounding: expected 'nearest', 'stochastic', 'floor', 'ceil' or 'adaround', got 'up'",
         ),
         (["--weights", "nearest", "--data", "other"], "data: expected arrays image, got none for image"),
     ],

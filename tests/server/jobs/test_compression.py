@@ -203,7 +203,11 @@ def test_every_method_runs_without_labels(http: httpx.Client, method: dict[str, 
         ({"model": {"name": "digits", "version": 99}}, 404, "99"),
         ({"model": {"name": "digits", "version": "champion"}}, 404, "'champion'"),
         ({"recipe": {}}, 422, "recipe: method: is missing"),
-        ({"recipe": {"method": {}}}, 422, "method.kind: is missing, expected one of 'static', 'mixed', 'weight-only'"),
+        (
+            {"recipe": {"method": {}}},
+            422,
+            "method.kind: is missing, expected one of 'static', 'mixed', 'dynamic', 'weight-only', 'channels', 'zeros'",
+        ),
         ({"recipe": {"method": {"kind": "statik"}}}, 422, "did you mean 'static'?"),
         ({"recipe": {"method": {"kind": "mixed"}}}, 422, "method.budget: is missing"),
         (

@@ -14,6 +14,7 @@ from lathe.server.jobs.kinds import KINDS
 
 PROJECT = Path(__file__).parents[3]
 PAGE = (PROJECT / "docs" / "gates.md").read_text()
+NEW = {"model": {"architecture": "mlp"}, "optimizer": {"kind": "adam"}, "epochs": 1}
 BODIES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
 
 
@@ -50,6 +51,21 @@ def test_the_job_of_the_page_about_compression_is_accepted() -> None:
         ("finetune", {"model": {"parent": True}, "epochs": 1}, "optimizer: "),
         ("evaluate", {"rows": "none"}, "rows: "),
         ("sweep", {"recipe": {}, "space": {}}, "recipe: "),
+        (
+            "train",
+            NEW | {"distil": {"teacher": "teacher.onnx"}},
+            "distil.teacher: expected 'parent', the job's `model`",
+        ),
+        (
+            "finetune",
+            NEW | {"model": {"parent": True}, "distil": {"teacher": "/etc/teacher.onnx"}},
+            "distil.teacher: expected 'parent', the job's `model`",
+        ),
+        (
+            "sweep",
+            {"recipe": NEW | {"distil": {"teacher": "parent"}}, "space": {"optimizer.rate": {"choices": [0.1, 0.2]}}},
+            "distil: not expected in a search",
+        ),
         ("compress", {"method": {"kind": "static", "bits": 4}}, "method.bits: there is no such key"),
     ],
 )

@@ -99,6 +99,18 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     assert refusal["action"] == "publish"
     assert refusal["reason"].startswith("refused by the gate: accuracy: expected at least 0.98, got ")
 
+    # A small model learns from version 1, which its lineage names.
+    small = {"model": {"architecture": "mlp", "hidden": [32]}, "optimizer": {"kind": "adam", "rate": 0.01}, "epochs": 8}
+    taught = {"kind": "train", "recipe": {**small, "distil": {"teacher": "parent"}}, "dataset": "digits"}
+    alone = http.post("/api/v1/jobs", json=taught)
+    assert alone.status_code == 400 and "model: expected a version as teacher for a job of kind train" in alone.text
+    useless = http.post("/api/v1/jobs", json={**taught, "recipe": small, "model": model})
+    assert useless.status_code == 400 and "model: not expected for a job of kind train" in useless.text
+    student = run_job(http, **taught, model={"name": "digits", "version": 1}, publish={"model": "student"})
+    assert student["metrics"]["metrics"]["accuracy"] > 0.9
+    origin = checked_json(http.get("/api/v1/models/student/versions/1"))["manifest"]["metadata"]["lineage"]
+    assert (origin["parent"]["model"], origin["parent"]["version"]) == ("digits", 1)
+
     judged = run_job(http, kind="evaluate", recipe={}, dataset="digits", model=model)
     assert judged["metrics"]["rows"] == 1797
     assert judged["metrics"]["metrics"]["accuracy"] > 0.98

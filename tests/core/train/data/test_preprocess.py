@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from sklearn.preprocessing import StandardScaler
 
 from lathe.core.errors import DataError
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.ir.verify import verify
 from lathe.core.ops.opdef.terms import Writer
@@ -139,6 +139,18 @@ def test_the_same_model_takes_augmented_floats_while_training() -> None:
     assert taking(training, given.inputs).inputs[0].dtype is DType.UINT8
     with pytest.raises(DataError, match="input 'x': the model takes float32 only, got uint8"):
         taking(doubling(ready.rows), given.inputs)
+
+
+def test_reading_the_shape_of_an_input_leaves_its_type_open() -> None:
+    """As files have it that reshape to the number of rows."""
+    given = examples(x=integers(5, 6))
+    served = plan([Standardize()], given, np.arange(N)).write(doubling(plan([Standardize()], given, np.arange(N)).rows))
+    (value,) = served.inputs
+    shape = Node("Shape", [value], [], {}, "shape")
+    shape.outputs = [Value("shape", TensorType(DType.INT64, (3,)), shape)]
+    served.nodes.append(shape)
+    served.outputs.append(shape.output)
+    assert taking(served, {"x": Column("x", DType.FLOAT32, (5, 6))}).inputs[0].dtype is DType.FLOAT32
 
 
 def test_steps_are_tables_of_recipes() -> None:

@@ -1,0 +1,348 @@
+"""Measures what compression costs and saves: `python -m loadtest compression`.
+
+For each seed a model is trained on scikit-learn's digits by cross-validation: each row is tested once, by a model that
+was not trained on it. Each method compresses the same trained models, so differences from float32 are paired. The table
+has the mean accuracy over the seeds, the mean difference from float32 with its standard error, the bytes of the file,
+and the processor time of a batch on one thread, all methods in turns. ONNX Runtime's quantizers compress the same
+models with the same calibration rows; their files are tested and timed in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Rows = NDArray[np.int64]
+Predict = Callable[[NDArray[Any]], NDArray[Any]]
+
+_CALIBRATION = 256  # rows
+_AUGMENT = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
+_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "lenet5": {"architecture": "lenet5", "channels": [32, 64]},
+    "resnet-small": {"architecture": "resnet-small", "widths": [16, 32, 64]},
+}
+_STUDENTS: Mapping[str, Mapping[str, Any]] = {  # about a tenth of the weights
+    "lenet5": {"architecture": "lenet5", "channels": [9, 20], "hidden": [44]},
+    "resnet-small": {"architecture": "resnet-small", "widths": [5, 10, 20]},
+}
+_ONNX_RUNTIME = "ONNX Runtime"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One split of the digits, and the float32 model that was trained on its rows."""
+
+    name: str
+    seed: int
+    epochs: int
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    train: Rows
+    model: bytes = b""
+
+    @property
+    def calibration(self) -> dict[str, NDArray[Any]]:
+        return {"x": self.x[self.train[:_CALIBRATION]]}
+
+    def fit(self, model: bytes | Mapping[str, Any], epochs: int, rate: float, **tables: Any) -> bytes:
+        """Train a model (a file, or the table of a recipe) on the rows of the split, and return the file."""
+        import lathe
+        from lathe.core.train.data import from_arrays
+        from lathe.core.train.recipe import recipe
+        from lathe.core.train.recipe.parent_model import Parent
+        from lathe.core.train.recipe.training_setup import Resources
+        from lathe.core.train.run import result
+        from lathe.core.train.run.training_loop import FitRun
+
+        tables = {"augment": _AUGMENT, "schedule": {"kind": "one_cycle"}, **tables}
+        is_file = isinstance(model, bytes)
+        table = {"parent": True} if isinstance(model, bytes) else dict(model)
+        if not is_file:
+            tables["preprocess"] = [{"kind": "standardize"}]
+        config = recipe.from_values(
+            {
+                "model": table,
+                "data": {"held_out": 0.0},
+                "epochs": epochs,
+                "optimizer": {"kind": "adamw", "rate": rate, "weight_decay": 0.05 if not is_file else 0.0},
+                "seed": self.seed,
+                **tables,
+            }
+        )
+        dataset = from_arrays({"x": self.x[self.train], "y": self.y[self.train]}, "digits")
+        parent = Parent(lathe.load(model)) if isinstance(model, bytes) else None
+        teacher = lathe.load(self.model) if "distil" in tables else None
+        with tempfile.TemporaryDirectory() as folder:
+            FitRun(config, dataset, Path(folder), parent, Resources(threads=1), teacher).run()
+            return (Path(folder) / result.FOLDER / result.MODEL).read_bytes()
+
+
+Method = Callable[[Problem], bytes]
+
+
+def _static(**options: Any) -> Method:
+    import lathe
+
+    return lambda problem: lathe.export(lathe.quantize(problem.model, problem.calibration, threads=1, **options))
+
+
+def _weights(**options: Any) -> Method:
+    import lathe
+
+    return lambda problem: lathe.export(
+        lathe.quantize_weights(problem.model, problem.calibration, threads=1, **options)
+    )
+
+
+def _trained(tuning: float, rate: float, **tables: Any) -> Method:
+    """Fine-tune for a share `tuning` of the epochs of the first training."""
+    return lambda problem: problem.fit(problem.model, max(round(tuning * problem.epochs), 1), rate, **tables)
+
+
+def _fewer_channels(problem: Problem, **tables: Any) -> bytes:
+    import lathe
+
+    return problem.fit(lathe.export(lathe.prune_channels(problem.model, 0.5)), problem.epochs, 5e-3, **tables)
+
+
+def _student(problem: Problem, **tables: Any) -> bytes:
+    return problem.fit(_STUDENTS[problem.name], 2 * problem.epochs, 0.02, **tables)
+
+
+def _from_float32(temperature: float, weight: float) -> dict[str, Any]:
+    """The table of a distillation from the float32 model."""
+    return {"teacher": "float32.onnx", "temperature": temperature, "weight": weight}
+
+
+def _of_onnx_runtime(is_static: bool) -> Method:
+    def make(problem: Problem) -> bytes:
+        from onnxruntime.quantization import (
+            CalibrationDataReader,
+            QuantFormat,
+            QuantType,
+            quantize_dynamic,
+            quantize_static,
+        )
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        class Reader(CalibrationDataReader):  # type: ignore[misc]
+            def __init__(self) -> None:
+                rows = problem.calibration["x"]
+                self._batches = iter([{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)])
+
+            def get_next(self) -> dict[str, Any] | None:
+                return next(self._batches, None)
+
+        with tempfile.TemporaryDirectory() as folder:
+            exact, ready, small = (Path(folder) / name for name in ("exact.onnx", "ready.onnx", "small.onnx"))
+            exact.write_bytes(problem.model)
+            quant_pre_process(exact, ready, skip_symbolic_shape=True)
+            if is_static:
+                types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+                quantize_static(ready, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
+            else:
+                quantize_dynamic(ready, small, per_channel=True, weight_type=QuantType.QInt8)
+            return small.read_bytes()
+
+    return make
+
+
+def methods() -> dict[str, Method]:
+    """The methods by the names of their rows. Each makes the file of a compressed model."""
+    import lathe
+
+    found: dict[str, Method] = {
+        "float32": lambda problem: problem.model,
+        "int8: static, percentile": _static(),
+        "int8: static, min-max": _static(calibration="min-max"),
+        "int8: static, entropy": _static(calibration="entropy"),
+        "int8: static, mse": _static(calibration="mse"),
+        "int8: static, one scale per tensor": _static(per_channel=False),
+        "int8: the same, equalized": _static(per_channel=False, equalizes=True),
+        "int8: the same, bias corrected": _static(per_channel=False, corrects_bias=True),
+        "int8: the same, AdaRound": _static(per_channel=False, rounding="adaround"),
+        "int8: static, AdaRound": _static(rounding="adaround"),
+        "int8: dynamic": lambda problem: lathe.export(lathe.quantize_dynamic(problem.model)),
+        f"{_ONNX_RUNTIME}: static, per channel": _of_onnx_runtime(is_static=True),
+        f"{_ONNX_RUNTIME}: dynamic, per channel": _of_onnx_runtime(is_static=False),
+    }
+    for bits in (4, 2):
+        found |= {
+            f"weights of {bits} bits: nearest": _weights(bits=bits),
+            f"weights of {bits} bits: AdaRound": _weights(bits=bits, rounding="adaround"),
+            f"weights of {bits} bits: GPTQ": _weights(bits=bits, method="gptq"),
+            f"weights of {bits} bits: AWQ": _weights(bits=bits, method="awq"),
+        }
+    for code in ("int8", "int4", "int2", "ternary", "trained_ternary", "binary", "power_of_two"):
+        found[f"trained: {code} weights, int8 activations"] = _trained(0.5, 2e-3, quantize={"weights": code})
+    sparse = {"sparsity": 0.9, "together": True}
+    return found | {
+        "50 % zeros, 2:4, trained": _trained(0.5, 2e-3, prune={"sparsity": 0.5, "pattern": "2:4"}),
+        "90 % zeros, no training": lambda problem: lathe.export(
+            lathe.prune_weights(problem.model, 0.9, is_global=True)
+        ),
+        "90 % zeros, magnitude, trained": _trained(1.0, 1e-2, prune={**sparse, "end": 0.5}),
+        "90 % zeros, movement, trained": _trained(1.0, 1e-2, prune={**sparse, "method": "movement"}),
+        "half of the channels, no training": lambda problem: lathe.export(lathe.prune_channels(problem.model, 0.5)),
+        "half of the channels, trained": _fewer_channels,
+        "half of the channels, distilled": lambda problem: _fewer_channels(problem, distil=_from_float32(2.0, 0.5)),
+        "a tenth of the weights, alone": _student,
+        "a tenth of the weights, distilled": lambda problem: _student(problem, distil=_from_float32(4.0, 0.9)),
+    }
+
+
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """scikit-learn's digits: images uint8 [1797, 1, 8, 8], classes int64 [1797]."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images.astype(np.uint8)[:, None], data.target.astype(np.int64)
+
+
+def folds(classes: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
+    """`count` disjoint parts of all rows with about equal shares of each class."""
+    random = np.random.default_rng(seed)
+    part = np.empty(len(classes), np.int64)
+    for each in np.unique(classes):
+        rows = random.permutation(np.flatnonzero(classes == each))
+        part[rows] = (np.arange(len(rows)) + each) % count
+    return [np.flatnonzero(part == number) for number in range(count)]
+
+
+def predictor(model: bytes, is_theirs: bool) -> tuple[Predict, Callable[[], None]]:
+    """A function from images to scores, on one thread, and one that closes its session."""
+    import lathe
+
+    if is_theirs:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        theirs = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return (lambda x: theirs.run(None, {"x": x})[0]), (lambda: None)
+    session = lathe.compile(model, threads=1, tune="off")
+    return (lambda x: next(iter(session.run({"x": x}).values()))), session.close
+
+
+def accuracies(
+    name: str, chosen: Mapping[str, Method], seed: int, count: int, epochs: int
+) -> tuple[dict[str, float], dict[str, bytes]]:
+    """The accuracy of each method over all rows, and the files of the last split."""
+    x, y = digits()
+    right = dict.fromkeys(chosen, 0)
+    files: dict[str, bytes] = {}
+    for test in folds(y, count, seed):
+        train = np.setdiff1d(np.arange(len(y)), test)
+        train = np.random.default_rng(seed).permutation(train)
+        first = Problem(name, seed, epochs, x, y, train)
+        problem = Problem(name, seed, epochs, x, y, train, first.fit(_MODELS[name], epochs, 0.01))
+        for method, make in chosen.items():
+            files[method] = make(problem)
+            run, close = predictor(files[method], method.startswith(_ONNX_RUNTIME))
+            right[method] += int((run(x[test]).argmax(axis=1) == y[test]).sum())
+            close()
+    return {method: hits / len(y) for method, hits in right.items()}, files
+
+
+def times(files: Mapping[str, bytes], batch: int, rounds: int) -> dict[str, float]:
+    """The median over rounds of the processor seconds of a batch, all files in turns."""
+    x = digits()[0][:batch]
+    runs = {method: predictor(model, method.startswith(_ONNX_RUNTIME)) for method, model in files.items()}
+    found: dict[str, list[float]] = {method: [] for method in runs}
+    for number in range(rounds + 1):  # the first round warms up
+        for method, (run, _) in runs.items():
+            start = time.thread_time()
+            for _ in range(20):
+                run(x)
+            if number:
+                found[method].append((time.thread_time() - start) / 20)
+    for _, close in runs.values():
+        close()
+    return {method: statistics.median(each) for method, each in found.items()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: mean accuracy, its mean difference from float32 and the standard error, in points; bytes; time."""
+
+    method: str
+    accuracy: float
+    difference: float
+    error: float
+    size: int
+    us: float
+
+
+def rows_of(
+    by_seed: Sequence[Mapping[str, float]], files: Mapping[str, bytes], seconds: Mapping[str, float]
+) -> list[Row]:
+    """The table, from the accuracies of each seed."""
+    table = []
+    for method in files:
+        differences = [100 * (each[method] - each["float32"]) for each in by_seed]
+        error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+        mean = statistics.fmean(100 * each[method] for each in by_seed)
+        difference = statistics.fmean(differences)
+        table.append(Row(method, mean, difference, error, len(files[method]), seconds[method] * 1e6))
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest compression", description=__doc__)
+    parser.add_argument("--model", default="lenet5", choices=list(_MODELS), help="architecture")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--folds", type=int, default=5, help="parts of the cross-validation")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs of the float32 model")
+    parser.add_argument("--batch", type=int, default=64, help="rows of the timed batch")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of the timing; the medians are shown")
+    parser.add_argument("--only", help="comma-separated parts of the names of methods; float32 is always measured")
+    parser.add_argument("--json", type=Path, help="also write the table, and the accuracies by seed, to this file")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",") if options.only else [""]
+    chosen = {
+        name: make for name, make in methods().items() if name == "float32" or any(part in name for part in wanted)
+    }
+    by_seed = []
+    files: dict[str, bytes] = {}
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        found, files = accuracies(options.model, chosen, seed, options.folds, options.epochs)
+        by_seed.append(found)
+        print(f"seed {seed}: " + ", ".join(f"{method} {each:.2%}" for method, each in found.items()), flush=True)
+    table = rows_of(by_seed, files, times(files, options.batch, options.rounds))
+    _show(table)
+    if options.json:
+        options.json.write_bytes(orjson.dumps({"table": [asdict(row) for row in table], "seeds": by_seed}))
+    return 0
+
+
+def _show(table: Sequence[Row]) -> None:
+    shown = Table("method", "accuracy", "difference, points", "bytes", "us", "times as fast as float32")
+    exact = next(row.us for row in table if row.method == "float32")
+    for row in table:
+        difference = f"{row.difference:+.2f} +- {row.error:.2f}"
+        shown.add_row(
+            row.method, f"{row.accuracy:.2f} %", difference, f"{row.size:,}", f"{row.us:.0f}", f"{exact / row.us:.2f}"
+        )
+    Console(width=140).print(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,7 @@ _NAMES = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 _JOINED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}  # in `attn_qkv` of GPT-2
-_FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
 
 
 def read_settings(file: GgufFile) -> DecoderSettings:
@@ -32,7 +32,7 @@ def read_settings(file: GgufFile) -> DecoderSettings:
     UnsupportedError for another architecture, and for settings that the decoder lacks. ModelError for a field that is
     missing or has no possible value.
     """
-    family = Document(file.name, file.metadata).choice("general.architecture", _FAMILIES)
+    family = Document(file.name, file.metadata).choice("general.architecture", FAMILIES)
     fields = Document(file.name, file.metadata, f"{family}.")
     if fields.get("expert_count"):
         raise UnsupportedError(f"{family}.expert_count: mixtures of experts are not supported", where=file.name)

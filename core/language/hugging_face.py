@@ -27,10 +27,10 @@ def read_settings(config: Document) -> DecoderSettings:
     UnsupportedError for another `model_type`, and for settings that the decoder lacks. ModelError for a field that is
     missing or has no possible value.
     """
-    family = config.choice("model_type", list(_FAMILIES))
+    family = config.choice("model_type", list(FAMILIES))
     if config.has("quantization_config"):
         raise UnsupportedError("quantization_config: quantized folders are not supported", where=config.where)
-    return _FAMILIES[family](config)
+    return FAMILIES[family](config)
 
 
 def weight_source(settings: DecoderSettings, names: Collection[str]) -> Callable[[str], WeightSource]:
@@ -111,7 +111,7 @@ def _gpt2(config: Document) -> DecoderSettings:
     )
 
 
-_FAMILIES = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gpt2": _gpt2}
+FAMILIES = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gpt2": _gpt2}
 
 
 def _layers(config: Document, name: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from tests.core.language.checkpoints import CHECKPOINTS, gguf_parts, weight
@@ -17,6 +18,9 @@ _HERE = Path(__file__).parent
 _RECORDED = json.loads((_HERE / "transformers.json").read_text())
 EXPECTED = np.load(_HERE / "transformers.npz")
 FAMILIES = list(CHECKPOINTS)
+# One checkpoint of each family; the other ones are slow tests where a compilation takes a second or more.
+_FIRST = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+MOSTLY_SLOW = [name if name in _FIRST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 
 
 def config(name: str) -> dict[str, Any]:

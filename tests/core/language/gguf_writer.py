@@ -15,8 +15,8 @@ ALIGNMENT = 32
 def gguf_bytes(metadata: Mapping[str, tuple[str, Any]], tensors: Mapping[str, tuple[int, Any, bytes]]) -> bytes:
     """A GGUF file of version 3.
 
-    Metadata: (type, value), where a type is "str", "strs", "i32s" or one of `_SCALARS`. Tensors: (number of the type,
-    shape, bytes)."""
+    Metadata: (type, value), where a type is "str", "strs", "i32s", "f32s" or one of `_SCALARS`.
+    Tensors: (number of the type, shape, bytes)."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, (kind, value) in metadata.items():
         out += _text(key) + _value(kind, value)
@@ -45,6 +45,8 @@ def _value(kind: str, value: Any) -> bytes:
             return struct.pack("<I", 8) + _text(value)
         case "strs":
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+        case "f32s":
+            return struct.pack("<IIQ", 9, 6, len(value)) + np.array(value, "<f4").tobytes()
         case "i32s":
             return struct.pack("<IIQ", 9, 5, len(value)) + np.array(value, "<i4").tobytes()
     number, form = _SCALARS[kind]

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lathe.core.language import gguf_model, hugging_face
 from lathe.core.language.gguf_blocks import BLOCK_TYPES
 from lathe.core.language.gguf_tokenizer import PRE_TOKENIZERS
 from tests.core.language.checkpoints import gguf_parts, weight
-from tests.core.language.families import config, weights
+from tests.core.language.families import FAMILIES, config, weights
 from tests.core.language.gguf_writer import floats, gguf_bytes
 from tests.core.language.test_tokenizer import vocabulary
 
@@ -44,3 +45,10 @@ def test_the_page_names_all_types_and_vocabularies() -> None:
     decoded = {type_.name for type_ in BLOCK_TYPES.values() if type_.decode is not None}
     assert set(re.findall(r"\b(?:B?F\d+|Q\d_\w+)\b", row)) == decoded
     assert set(re.findall(r"`([a-z0-9-]+)`", row)) == set(PRE_TOKENIZERS)
+
+
+def test_the_page_names_all_families() -> None:
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert {family for family, _ in rows} == set(hugging_face.FAMILIES)
+    assert {family for _, family in rows} == set(gguf_model.FAMILIES)
+    assert {config(name)["model_type"] for name in FAMILIES} == set(hugging_face.FAMILIES), "each has a checkpoint"

@@ -15,7 +15,7 @@ from lathe.core.train import step
 from lathe.core.train.training_step.losses import CrossEntropy
 from lathe.core.train.training_step.optimizers import SGD
 from tests.core.language.checkpoints import IDS, IN_GGUF, NEW, PROMPT, RATE, STEPS
-from tests.core.language.families import EXPECTED, FAMILIES, gguf_content, write_folder
+from tests.core.language.families import EXPECTED, FAMILIES, MOSTLY_SLOW, gguf_content, write_folder
 from tests.onnx_runtime import plain_session
 
 
@@ -55,7 +55,7 @@ def test_native_code_gives_the_same_greedy_tokens(tmp_path: Path, name: str) -> 
         assert session.batching.batchable, session.batching.reason
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_sequences_of_any_length_share_a_packed_run(tmp_path: Path, name: str) -> None:
     """Packed runs give each sequence the logits that it gets alone."""
     sequences = ((0, 21), (1, 5), (1, 21), (0, 1))  # rows of IDS, and how many of their tokens
@@ -86,7 +86,7 @@ class NextToken(nn.Module):
         return logits[:, :-1].transpose(1, 2)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_training_gives_the_losses_of_pytorch(tmp_path: Path, name: str) -> None:
     model = lathe.load_language_model(write_folder(tmp_path, name))
     graph = nn.trace(NextToken(model.module), {"input_ids": "int64[n,21]"})

@@ -22,6 +22,7 @@ TEXTS = (
     "<|im_start|>user\nhi<|im_end|>", "a<b>tool</b>", "",
 )  # fmt: skip
 SPECIAL, USER = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<b>",)
+PIECES = json.loads((Path(__file__).parent / "sentencepiece.json").read_text())
 SPLITS: dict[str, Any] = {
     "smollm": pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -72,6 +73,42 @@ def test_a_gguf_vocabulary_gives_the_tokens_of_the_library(tmp_path: Path, pre: 
     assert found.decode([2]) == ""
 
 
+def pieces(**more: tuple[str, Any]) -> dict[str, Any]:
+    """The metadata of a GGUF file with the vocabulary that sentencepiece trained."""
+    fields = {
+        "model": ("str", "llama"), "tokens": ("strs", PIECES["tokens"]), "scores": ("f32s", PIECES["scores"]),
+        "token_type": ("i32s", PIECES["types"]), "unknown_token_id": ("u32", 0), "bos_token_id": ("u32", 1),
+        "eos_token_id": ("u32", 2),
+    }  # fmt: skip
+    return {f"tokenizer.ggml.{key}": value for key, value in {**fields, **more}.items()}
+
+
+def test_pieces_with_scores_give_the_tokens_of_sentencepiece(tmp_path: Path) -> None:
+    found = made_from(tmp_path, pieces())
+    for text, tokens, decoded in PIECES["texts"]:
+        if "<s>" not in text:  # sentencepiece splits the text of special tokens
+            assert found.encode(text, special=False) == tokens, text
+        assert found.decode(tokens) == decoded
+    assert found.encode("a") == [1, *found.encode("a", special=False)]
+    assert found.encode("a</s>", special=False)[-1] == 2
+
+
+def test_pieces_without_a_space_before_the_text(tmp_path: Path) -> None:
+    """The option `add_dummy_prefix` of sentencepiece; the first word has no space then."""
+    plain, found = made_from(tmp_path, pieces()), made_from(tmp_path, pieces(add_space_prefix=("bool", False)))
+    for text in (" the kernel", " a"):
+        assert found.encode(text) == plain.encode(text[1:])
+        assert found.decode(found.encode(text)) == text
+
+
+def test_long_pieces_are_refused(tmp_path: Path) -> None:
+    tokens = [*PIECES["tokens"][:-1], "x" * 5000]
+    with pytest.raises(
+        ModelError, match=r"tokenizer\.ggml\.tokens: expected tokens of at most 1024 characters, got 5000"
+    ):
+        made_from(tmp_path, pieces(tokens=("strs", tokens)))
+
+
 @pytest.mark.parametrize(
     ("pre", "text", "words"),
     [
@@ -96,7 +133,8 @@ def test_a_begin_token_is_added_if_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": ("str", "llama")}, r"tokenizer\.ggml\.model: expected gpt2, got \"llama\""),
+        ({"model": ("str", "bert")}, r"tokenizer\.ggml\.model: expected one of gpt2, llama, got \"bert\""),
+        ({"model": ("str", "llama")}, r"tokenizer\.ggml\.scores: expected \d+ numbers, got nothing"),
         ({"pre": ("str", "x")}, r"tokenizer\.ggml\.pre: expected one of gpt-2, smollm, .*, got \"x\""),
         ({"tokens": ("u32", 3)}, r"tokenizer\.ggml\.tokens: expected a list of strings, got 3"),
         ({"merges": ("strs", ["never seen"])}, "expected a vocabulary and merges: "),

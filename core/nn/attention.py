@@ -37,7 +37,7 @@ class MultiheadAttention(Module):
             raise ValueError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout, self.batch_first = dropout, batch_first
-        self.in_proj_weight = init.xavier_uniform_(Parameter(np.empty((3 * embed_dim, embed_dim), np.float32)))
+        self.in_proj_weight = init.xavier_uniform_(init.unset(3 * embed_dim, embed_dim))
         self.in_proj_bias = Parameter(np.zeros(3 * embed_dim, np.float32)) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
         if self.out_proj.bias is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -18,6 +18,7 @@ from lathe.core.nn.parameter import Parameter
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 
 _generator: ContextVar[np.random.Generator] = ContextVar("generator")
+_are_skipped: ContextVar[bool] = ContextVar("are_skipped", default=False)
 
 
 def generator() -> np.random.Generator:
@@ -40,6 +41,19 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         _generator.reset(token)
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Within the context, parameters get no initial values: they are zero, and take no memory, until they are loaded.
+
+    A module that is loaded from a file is made in this way: drawing the values of 100 million parameters takes seconds.
+    """
+    token = _are_skipped.set(True)
+    try:
+        yield
+    finally:
+        _are_skipped.reset(token)
 
 
 def _new_generator(seed: int) -> np.random.Generator:
@@ -65,25 +79,29 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def uniform_(parameter: Parameter, a: float = 0.0, b: float = 1.0) -> Parameter:
-    return _set(parameter, generator().uniform(a, b, parameter.data.shape))
+    return _set(parameter, lambda shape: generator().uniform(a, b, shape))
 
 
 def normal_(parameter: Parameter, mean: float = 0.0, std: float = 1.0) -> Parameter:
-    return _set(parameter, generator().normal(mean, std, parameter.data.shape))
+    return _set(parameter, lambda shape: generator().normal(mean, std, shape))
 
 
 def trunc_normal_(
     parameter: Parameter, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Parameter:
     """Draw the parameter from a normal distribution, and values outside [a, b] again until none is left. Returns it."""
-    samples = generator().normal(mean, std, parameter.data.shape)
-    while (outside := (samples < a) | (samples > b)).any():
-        samples[outside] = generator().normal(mean, std, int(outside.sum()))
-    return _set(parameter, samples)
+
+    def draw(shape: tuple[int, ...]) -> Array:
+        samples = generator().normal(mean, std, shape)
+        while (outside := (samples < a) | (samples > b)).any():
+            samples[outside] = generator().normal(mean, std, int(outside.sum()))
+        return samples
+
+    return _set(parameter, draw)
 
 
 def constant_(parameter: Parameter, number: float) -> Parameter:
-    return _set(parameter, np.full(parameter.data.shape, number))
+    return _set(parameter, lambda shape: np.full(shape, number))
 
 
 def zeros_(parameter: Parameter) -> Parameter:
@@ -124,15 +142,22 @@ def xavier_normal_(parameter: Parameter, gain: float = 1.0) -> Parameter:
     return normal_(parameter, 0.0, gain * math.sqrt(2 / sum(fans(parameter.data.shape))))
 
 
+def unset(*shape: int) -> Parameter:
+    """A parameter in float32 that needs an initialization: zeros, which take no memory."""
+    parameter = Parameter(np.float32(0))
+    parameter.data = np.broadcast_to(parameter.data, shape)
+    return parameter
+
+
 def new_weight(*shape: int) -> Parameter:
     """A new weight of a linear or convolutional layer, as PyTorch draws it: uniform in +-1 / sqrt(fan_in)."""
-    return kaiming_uniform_(Parameter(np.empty(shape, np.float32)), a=math.sqrt(5))
+    return kaiming_uniform_(unset(*shape), a=math.sqrt(5))
 
 
 def new_uniform(width: int, *shape: int) -> Parameter:
     """A new parameter, uniform in +-1 / sqrt(width): for biases, and for weights of recurrent layers."""
     bound = 1 / math.sqrt(width) if width else 0.0
-    return uniform_(Parameter(np.empty(shape, np.float32)), -bound, bound)
+    return uniform_(unset(*shape), -bound, bound)
 
 
 def _kaiming_deviation(parameter: Parameter, a: float, mode: str, nonlinearity: str) -> float:
@@ -142,6 +167,9 @@ def _kaiming_deviation(parameter: Parameter, a: float, mode: str, nonlinearity: 
     return calculate_gain(nonlinearity, a) / math.sqrt(fan)
 
 
-def _set(parameter: Parameter, array: Array) -> Parameter:
-    parameter.data = array.astype(parameter.data.dtype)
+def _set(parameter: Parameter, values: Callable[[tuple[int, ...]], Array]) -> Parameter:
+    """Give the parameter the `values` for its shape, or within `skipped` zeros that take no memory; returns it."""
+    shape, dtype = parameter.data.shape, parameter.data.dtype
+    skip = _are_skipped.get()
+    parameter.data = np.broadcast_to(np.zeros((), dtype), shape) if skip else values(shape).astype(dtype)
     return parameter

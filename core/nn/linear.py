@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from lathe.core.ir.types import DType
 from lathe.core.nn import functional as F
 from lathe.core.nn import init
 from lathe.core.nn.module import Module
-from lathe.core.nn.parameter import Parameter
 from lathe.core.nn.tensor import Tensor
 
 
@@ -47,7 +44,7 @@ class Embedding(Module):
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(f"padding_idx: expected one of {num_embeddings} rows, got {padding_idx}")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.weight = init.normal_(Parameter(np.empty((num_embeddings, embedding_dim), np.float32)))
+        self.weight = init.normal_(init.unset(num_embeddings, embedding_dim))
         if self.padding_idx is not None:
             self.weight.data[self.padding_idx] = 0
 

@@ -49,6 +49,7 @@ LAYERS = Layers("lathe.core", [
     ["lathe.core.compiler.custom_operators", "lathe.core.compiler.ahead_of_time"],
     ["lathe.core.compress"],
     ["lathe.core.nn"],
+    ["lathe.core.language"],
     ["lathe.core.train"],
     ["lathe.core.compiler.child_stages", "lathe.core.onnx_backend"],
 ])  # fmt: skip

@@ -57,7 +57,7 @@ def test_folders_of_tests_mirror_the_code(half: str, project: Path) -> None:
 
 
 # Packages of the environments in which exporters run: tests/exporters/requirements.
-EXPORTERS = {"paddle", "tensorflow", "tf2onnx", "torch", "torchvision", "transformers"}
+EXPORTERS = {"gguf", "paddle", "tensorflow", "tf2onnx", "torch", "torchvision", "transformers"}
 
 
 def test_scripts_of_other_environments_import_what_is_there(project: Path) -> None:

@@ -7,7 +7,7 @@ such as Reshape's shape are attributes, which may hold dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, Union
+from typing import TypeAlias, TypeGuard, Union
 
 import numpy as np
 
@@ -90,9 +90,10 @@ class Writer:
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
         """Adds a constant with a copy of the elements of `array`, anything that `np.array` accepts.
 
-        `dtype` is that of `np.array(array)` by default.
+        `dtype` is that of `np.array(array)` by default. A read-only contiguous array of this dtype is not copied: the
+        weights of a large model exist once.
         """
-        data = np.array(array, dtype.numpy if dtype else None)
+        data = array if _is_constant(array, dtype) else np.array(array, dtype.numpy if dtype else None)
         data.setflags(write=False)
         value = Value(self.fresh(name), TensorType(DType.from_numpy(data.dtype), data.shape))
         self.graph.constants[value] = self.known[value] = data
@@ -331,6 +332,13 @@ def _agree(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 def _is(operand: Operand, number: Number) -> bool:
     return not isinstance(operand, Term) and operand == number
+
+
+def _is_constant(array: object, dtype: DType | None) -> TypeGuard[Array]:
+    """Whether `array` is a read-only contiguous array of `dtype` (None: any)."""
+    if not isinstance(array, np.ndarray) or array.flags.writeable or not array.flags.c_contiguous:
+        return False
+    return dtype is None or array.dtype == dtype.numpy
 
 
 def _all_names(graph: Graph) -> set[str]:

@@ -86,3 +86,17 @@ def test_unknown_modes_are_refused() -> None:
         init.kaiming_normal_(parameter, mode="fan")
     with pytest.raises(ValueError, match="nonlinearity: expected leaky_relu, linear"):
         init.kaiming_normal_(parameter, nonlinearity="swish")
+
+
+def test_skipped_parameters_are_zeros_that_take_no_memory() -> None:
+    with nn.seeded(3):
+        after = nn.Linear(4, 4).weight.data
+    with nn.seeded(3):
+        with init.skipped():
+            layers = nn.Sequential(nn.Linear(1 << 20, 1 << 20), nn.Embedding(1 << 20, 1 << 20))
+            small = nn.TransformerEncoderLayer(8, 2, 8)
+        np.testing.assert_array_equal(nn.Linear(4, 4).weight.data, after)  # nothing was drawn
+    assert {parameter.data.shape for parameter in layers.parameters()} == {(1 << 20, 1 << 20), (1 << 20,)}
+    assert all(parameter.data.strides[0] == 0 for parameter in layers.parameters())
+    small.load_state_dict({name: np.ones(each.data.shape) for name, each in small.named_state()})
+    assert all((parameter.data == 1).all() for parameter in small.parameters())

@@ -69,3 +69,16 @@ def test_errors_name_the_module_expected_and_given() -> None:
         nn.trace(model, {"x": "float32[n,1,8,8]"})
     with pytest.raises(ModelError, match=r"module '0' .* window of extent 3 is larger than spatial axis 0 \(2"):
         model(rows(5, 1, 2, 8))
+
+
+def test_a_graph_keeps_the_weights_that_it_was_traced_with() -> None:
+    """Weights that may change are copied; a read-only array, such as a page of a file, is shared."""
+    model = nn.Linear(3, 2)
+    before = model.weight.data.copy()
+    graph = nn.trace(model, {"x": "float32[n,3]"})
+    model.weight.data[:] = 0
+    constants = {value.name: array for value, array in graph.constants.items()}
+    np.testing.assert_array_equal(constants["weight"], before)
+    model.weight.data.setflags(write=False)
+    shared = nn.trace(model, {"x": "float32[n,3]"})
+    assert any(array is model.weight.data for array in shared.constants.values())

@@ -1,0 +1,96 @@
+"""Causal self-attention of a decoder. `attend` is the only code of a decoder in which a token reads other tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lathe.core.ir.types import DType
+from lathe.core.language.settings import DecoderSettings
+from lathe.core.nn.linear import Linear
+from lathe.core.nn.module import Module
+from lathe.core.nn.norm import RMSNorm
+from lathe.core.nn.tensor import Tensor, cat, tensor, where
+
+_LEFT_OUT = -math.inf  # the score of a key that a query does not see; each query sees at least its own key
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of tokens in their sequence: `positions`, int64 [length], counts from 0.
+
+    `rotation` has cosines and sines [length, head_size / 2] of the angles by which positions rotate queries and keys;
+    None for a model without rotary embedding.
+    """
+
+    positions: Tensor
+    rotation: tuple[Tensor, Tensor] | None
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Queries or keys [batch, heads, length, size], rotated by the angles of their positions."""
+        if self.rotation is None:
+            return x
+        cos, sin = self.rotation
+        first, second = x.chunk(2, -1)
+        return cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def places_of(length: Tensor, settings: DecoderSettings) -> Places:
+    """The places of the tokens of a sequence of `length` (int64 of rank 0) tokens."""
+    zero, one = tensor(0), tensor(1)
+    positions = zero.op("Range", length, one)
+    if settings.rotary is None:
+        return Places(positions, None)
+    angles = positions.to(DType.FLOAT32).unsqueeze(1) * settings.rotary.frequencies(settings.head_size)
+    return Places(positions, (angles.op("Cos"), angles.op("Sin")))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, places: Places, window: int | None) -> Tensor:
+    """softmax(Q K^T / sqrt(size)) V over the keys up to a query's own position, the last `window` of them.
+
+    Queries [batch, heads, length, size], keys and values [batch, kv_heads, length, size] -> the shape of the queries.
+    Consecutive heads of queries share a head of keys (Ainslie et al., 2023: grouped-query attention).
+    """
+    shared = query.extent(1) // key.extent(1)
+    key, value = _repeated(key, shared), _repeated(value, shared)
+    scores = query @ key.transpose(2, 3) * (1 / math.sqrt(query.extent(3)))
+    own, other = places.positions.unsqueeze(1), places.positions.unsqueeze(0)
+    seen = other <= own
+    if window is not None:
+        seen = seen & (own - other < window)
+    return where(seen, scores, _LEFT_OUT).softmax(-1) @ value
+
+
+def _repeated(x: Tensor, count: int) -> Tensor:
+    """Keys or values [batch, heads, length, size] with each head repeated: [batch, heads * count, length, size]."""
+    if count == 1:
+        return x
+    batch, heads, length, size = x.shape
+    return x.unsqueeze(2).expand(batch, heads, count, length, size).reshape(batch, heads * count, length, size)
+
+
+class SelfAttention(Module):
+    """Projections to queries, keys and values, attention, and the output projection: [batch, length, width] -> same."""
+
+    def __init__(self, settings: DecoderSettings, window: int | None) -> None:
+        self.heads, self.kv_heads, self.size = settings.heads, settings.kv_heads, settings.head_size
+        self.window = window
+        width, bias = settings.width, settings.query_bias
+        self.q_proj = Linear(width, self.heads * self.size, bias)
+        self.k_proj, self.v_proj = (Linear(width, self.kv_heads * self.size, bias) for _ in range(2))
+        self.o_proj = Linear(self.heads * self.size, width, settings.output_bias)
+        self.q_norm = RMSNorm(self.size, settings.epsilon) if settings.query_norm else None
+        self.k_norm = RMSNorm(self.size, settings.epsilon) if settings.query_norm else None
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        query, key = self._split(self.q_proj(x), self.heads), self._split(self.k_proj(x), self.kv_heads)
+        value = self._split(self.v_proj(x), self.kv_heads).transpose(1, 2)
+        query = query if self.q_norm is None else self.q_norm(query)
+        key = key if self.k_norm is None else self.k_norm(key)
+        query, key = (places.rotated(each.transpose(1, 2)) for each in (query, key))
+        found = attend(query, key, value, places, self.window).transpose(1, 2)
+        return self.o_proj(found.reshape(*x.shape[:2], self.heads * self.size))
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        """[batch, length, heads * size] -> [batch, length, heads, size]."""
+        return x.reshape(*x.shape[:2], heads, self.size)

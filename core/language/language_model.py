@@ -1,0 +1,116 @@
+"""`load_language_model`: a decoder from a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Graph
+from lathe.core.language import gguf_model, gguf_tokenizer, hugging_face
+from lathe.core.language.decoder import Decoder
+from lathe.core.language.document import Document
+from lathe.core.language.gguf import read_gguf
+from lathe.core.language.json_file import read_bytes, read_json
+from lathe.core.language.safetensors import read_checkpoint
+from lathe.core.language.settings import DecoderSettings
+from lathe.core.language.stored_tensor import StoredTensor, element_count
+from lathe.core.language.tokenizer import Tokenizer, parse_tokenizer
+from lathe.core.language.weight_sources import load_weights
+from lathe.core.nn import init
+from lathe.core.nn.trace import trace
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A decoder with its weights in `module`. `chat_template` is the text of a Jinja template, which nothing runs yet.
+
+    `module` is an `nn` module with parameters in float32, so it can be run eagerly, trained and traced.
+    """
+
+    settings: DecoderSettings
+    module: Decoder
+    chat_template: str | None
+    _tokenizer: Callable[[], Tokenizer] = field(repr=False)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The decoder as a graph: `input_ids` int64 [batch, length] -> `logits` float32 [batch, length, vocabulary]."""
+        return trace(self.module, {"input_ids": "int64[batch,length]"}, ["logits"], self.settings.family)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. ModelError if the files have none; UnsupportedError without the library `tokenizers`."""
+        return self._tokenizer()
+
+
+def load_language_model(path: str | os.PathLike[str]) -> LanguageModel:
+    """The decoder in a Hugging Face folder, or in a GGUF file.
+
+    A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
+    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Qwen2, Qwen3, GPT-2. Weights become float32.
+    ModelError for files that are missing or damaged, and UnsupportedError for another family, type or setting.
+    """
+    place = Path(path)
+    return _from_folder(place) if place.is_dir() else _from_gguf(place)
+
+
+def _from_folder(folder: Path) -> LanguageModel:
+    config = Document("config.json", read_json(folder / "config.json"))
+    settings, tensors = hugging_face.read_settings(config), read_checkpoint(folder)
+    module = _new_decoder(settings, tensors, "config.json")
+    source = hugging_face.weight_source(settings, tensors)
+    load_weights(module, tensors, source, hugging_face.UNUSED, "model.safetensors")
+    return LanguageModel(settings, module, _chat_template(folder), lambda: _folder_tokenizer(folder, config))
+
+
+def _from_gguf(path: Path) -> LanguageModel:
+    file = read_gguf(path)
+    settings = gguf_model.read_settings(file)
+    module = _new_decoder(settings, file.tensors, file.name)
+    load_weights(module, file.tensors, gguf_model.weight_source(settings), gguf_model.UNUSED, file.name)
+    template = Document(file.name, file.metadata).text("tokenizer.chat_template")
+    return LanguageModel(settings, module, template, lambda: gguf_tokenizer.make_tokenizer(file))
+
+
+def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor], where: str) -> Decoder:
+    """A decoder of these settings without weights. ModelError if the file cannot have as many weights as it needs."""
+    most = max((element_count(each.shape, each.name, where) for each in tensors.values()), default=0)
+    if settings.largest_weight > most or settings.layers > len(tensors):
+        raise ModelError(
+            f"needs a weight of {settings.largest_weight} elements, and one in each of {settings.layers} layers; "
+            f"the largest of {len(tensors)} tensors has {most} elements",
+            where=where,
+        )
+    with init.skipped():
+        return Decoder(settings)
+
+
+def _folder_tokenizer(folder: Path, config: Document) -> Tokenizer:
+    library = parse_tokenizer(read_bytes(folder / "tokenizer.json"), "tokenizer.json")
+    generation = _optional(folder / "generation_config.json")
+    ends = generation.get("eos_token_id") if generation.has("eos_token_id") else config.get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(token) is int and token >= 0 for token in listed):
+        raise config.error("eos_token_id", "a token or a list of tokens", ends)
+    return Tokenizer(library, tuple(listed))
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The chat template: the file `chat_template.jinja`, or the field in `tokenizer_config.json` of older folders."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return read_bytes(file).decode(errors="replace")
+    found: Any = _optional(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):  # several templates with names
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return found if isinstance(found, str) else None
+
+
+def _optional(path: Path) -> Document:
+    return Document(path.name, read_json(path) if path.exists() else {})

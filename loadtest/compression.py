@@ -1,10 +1,11 @@
 """Measures what compression costs and saves: `python -m loadtest compression`.
 
-For each seed a model is trained on scikit-learn's digits by cross-validation: each row is tested once, by a model that
-was not trained on it. Each method compresses the same trained models, so differences from float32 are paired. The table
-has the mean accuracy over the seeds, the mean difference from float32 with its standard error, the bytes of the file,
-and the processor time of a batch on one thread, all methods in turns. ONNX Runtime's quantizers compress the same
-models with the same calibration rows; their files are tested and timed in ONNX Runtime.
+For each seed a model is trained on scikit-learn's digits by cross-validation: each row is tested once, by a model
+that was not trained on it. With `--data`, it is trained on a file's rows but those held out
+(`loadtest/image_sets.py`). Each method compresses the same trained models, so differences from float32 are paired.
+The table has the mean accuracy over the seeds, the mean difference from float32 with its standard error, the bytes of
+the file, and the processor time of a batch on one thread, all methods in turns. ONNX Runtime's quantizers compress
+the same models with the same calibration rows; their files are tested and timed in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Problem:
                 **tables,
             }
         )
-        dataset = from_arrays({"x": self.x[self.train], "y": self.y[self.train]}, "digits")
+        dataset = from_arrays({"x": self.x[self.train], "y": self.y[self.train]}, "images")
         parent = Parent(lathe.load(model)) if isinstance(model, bytes) else None
         teacher = lathe.load(self.model) if "distil" in tables else None
         with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +208,28 @@ def methods() -> dict[str, Method]:
     }
 
 
+@dataclass(frozen=True)
+class Data:
+    """Images uint8 [n, c, h, w], their classes int64 [n], and the rows held out; by default all are cross-validated."""
+
+    name: str
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    held_out: NDArray[np.bool_] | None = None
+
+    def tests(self, count: int, seed: int) -> list[Rows]:
+        """The rows to test, in parts: those held out, or `count` parts of all rows."""
+        return folds(self.y, count, seed) if self.held_out is None else [np.flatnonzero(self.held_out)]
+
+
+def read_data(path: Path | None) -> Data:
+    """The data of a file with the arrays x, y and test; the digits without a file."""
+    if path is None:
+        return Data("digits", *digits())
+    with np.load(path) as file:
+        return Data(path.stem, file["x"], file["y"], file["test"])
+
+
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """scikit-learn's digits: images uint8 [1797, 1, 8, 8], classes int64 [1797]."""
     from sklearn.datasets import load_digits
@@ -241,13 +264,13 @@ def predictor(model: bytes, is_theirs: bool) -> tuple[Predict, Callable[[], None
 
 
 def accuracies(
-    name: str, chosen: Mapping[str, Method], seed: int, count: int, epochs: int
+    name: str, data: Data, chosen: Mapping[str, Method], seed: int, count: int, epochs: int
 ) -> tuple[dict[str, float], dict[str, bytes]]:
-    """The accuracy of each method over all rows, and the files of the last split."""
-    x, y = digits()
+    """The accuracy of each method over all tested rows, and the files of the last split."""
+    x, y, tests = data.x, data.y, data.tests(count, seed)
     right = dict.fromkeys(chosen, 0)
     files: dict[str, bytes] = {}
-    for test in folds(y, count, seed):
+    for test in tests:
         train = np.setdiff1d(np.arange(len(y)), test)
         train = np.random.default_rng(seed).permutation(train)
         first = Problem(name, seed, epochs, x, y, train)
@@ -257,12 +280,12 @@ def accuracies(
             run, close = predictor(files[method], method.startswith(_ONNX_RUNTIME))
             right[method] += int((run(x[test]).argmax(axis=1) == y[test]).sum())
             close()
-    return {method: hits / len(y) for method, hits in right.items()}, files
+    tested = sum(map(len, tests))
+    return {method: hits / tested for method, hits in right.items()}, files
 
 
-def times(files: Mapping[str, bytes], batch: int, rounds: int) -> dict[str, float]:
-    """The median over rounds of the processor seconds of a batch, all files in turns."""
-    x = digits()[0][:batch]
+def times(files: Mapping[str, bytes], x: NDArray[np.uint8], rounds: int) -> dict[str, float]:
+    """The median over rounds of the processor seconds of the batch `x`, all files in turns."""
     runs = {method: predictor(model, method.startswith(_ONNX_RUNTIME)) for method, model in files.items()}
     found: dict[str, list[float]] = {method: [] for method in runs}
     for number in range(rounds + 1):  # the first round warms up
@@ -309,6 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="lenet5", choices=list(_MODELS), help="architecture")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--data", type=Path, help="file of images (image_sets.py); default: the digits")
     parser.add_argument("--folds", type=int, default=5, help="parts of the cross-validation")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of the float32 model")
     parser.add_argument("--batch", type=int, default=64, help="rows of the timed batch")
@@ -320,13 +344,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = {
         name: make for name, make in methods().items() if name == "float32" or any(part in name for part in wanted)
     }
-    by_seed = []
+    data, by_seed = read_data(options.data), []
     files: dict[str, bytes] = {}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        found, files = accuracies(options.model, chosen, seed, options.folds, options.epochs)
+        found, files = accuracies(options.model, data, chosen, seed, options.folds, options.epochs)
         by_seed.append(found)
         print(f"seed {seed}: " + ", ".join(f"{method} {each:.2%}" for method, each in found.items()), flush=True)
-    table = rows_of(by_seed, files, times(files, options.batch, options.rounds))
+    table = rows_of(by_seed, files, times(files, data.x[: options.batch], options.rounds))
     _show(table)
     if options.json:
         options.json.write_bytes(orjson.dumps({"table": [asdict(row) for row in table], "seeds": by_seed}))

@@ -18,10 +18,10 @@ from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import assert_close, graph_of, run
 from tests.core.ops.numeric_cases import NUMERIC_CASES
 
-# Operators that compute with the position or number of rows, or that lay them out by data.
+# Operators that compute with the position, the number or the extremes of all rows, or that lay them out by data.
 WITHOUT_RULE = {
     "Constant", "ConstantOfShape", "Range", "EyeLike", "Shape", "Size", "NonZero", "Unique",
-    "MelWeightMatrix", "NonMaxSuppression", "RoiAlign", "MaxRoiPool", "MaxUnpool",
+    "MelWeightMatrix", "NonMaxSuppression", "RoiAlign", "MaxRoiPool", "MaxUnpool", "DynamicQuantizeLinear",
 }  # fmt: skip
 _MOST_PLACEMENTS = 3000  # of many inputs, too many to try
 ALL_CASES = [*CASES, *NUMERIC_CASES]

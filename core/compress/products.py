@@ -27,8 +27,31 @@ CHANNEL_AXIS: Mapping[str, Callable[[Node], int]] = {
 _PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 
+# Operators that make integers of activations, or compute with such integers.
+_INTEGER_OPS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+_INTEGER_OPS |= {"QLinearConv", "QLinearMatMul"}
+
+
+def check_float(graph: Graph) -> None:
+    """UnsupportedError if `graph` computes with 8-bit integers already, naming the first node that does.
+
+    Compressing it again would add a second rounding to the first, and in most cases make it larger. Weights of few bits
+    that are read by float32 products do not count.
+    """
+    for node in graph.nodes:
+        if node.op in _INTEGER_OPS:
+            raise UnsupportedError(
+                f"expected a model that computes with floats, but node '{node.name}' ({node.op}) computes with "
+                "integers already: compress the model that this one was made from"
+            )
+
+
 def prepare(graph: Graph) -> Graph:
-    """A copy of `graph` as quantization takes it: lowered, with factors per channel folded into weights, and typed."""
+    """A copy of `graph` as quantization takes it: lowered, with factors per channel folded into weights, and typed.
+
+    UnsupportedError if it computes with integers already (`check_float`).
+    """
+    check_float(graph)
     prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
     infer_graph(prepared)
     return prepared

@@ -35,7 +35,9 @@ class RepositoryParents:
         if manifest is None:
             raise Unprocessable(f"version {number} of model {model!r} has not been adopted yet")
         if MODEL_FILE not in manifest.files:
-            raise Unprocessable(f"version {number} of model {model!r} is no ONNX model: a job cannot start from it")
+            raise Unprocessable(
+                f"version {number} of model {model!r} is a pipeline: expected an ONNX model, which a job can read"
+            )
         return ModelPin(model, number, manifest.digest)
 
     def link(self, pin: ModelPin, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Advances scheduled canaries (progressive rollouts) from step to step; after the last step's `seconds` the guard decides.
+"""Advances scheduled canaries (progressive rollouts) from step to step; after all `seconds` the guard decides.
 
 The current step and its start are durable. A running server measures a step by its monotonic clock, so that setting the
 system's clock neither shortens nor stretches it. A server that starts computes the rest of the step from the system's

@@ -170,7 +170,10 @@ class Batcher:
         await self.admission.drained()
 
     def close(self) -> None:
-        """Release the model's share of the workers. The batcher must be drained; no request may be submitted later."""
+        """Give back the version's place in the worker pool. It must be drained, and no request may be submitted later.
+
+        The last version of a model to do so also removes the model's compute share.
+        """
         self._dispatch.close()
 
     # when the next batch is formed

@@ -58,8 +58,9 @@ def quantize(
     `smoothing` above 0 (0.5 is usual) divides the channels of activations by factors that multiply the weights, so
     that outliers do not determine the scale of all (SmoothQuant). `corrects_bias` takes the mean error of rounded
     weights out of the results. Weights are rounded by `rounding`: "nearest", "stochastic" with `seed`, "floor", "ceil",
-    or "adaround", which learns from the data how to round each weight (AdaRound). These three keep all batches in
-    memory. `equalizes` gives the channels between two products equal ranges in both (cross-layer equalization).
+    or "adaround", which learns from the data how to round each weight (AdaRound). With `smoothing`, `corrects_bias` or
+    "adaround" all batches are kept in memory. `equalizes` gives the channels between two products equal ranges in both
+    (cross-layer equalization).
 
     With a `budget` only those products are of int8 that are faster so on this machine, as many as keep the relative
     root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are

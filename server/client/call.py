@@ -65,7 +65,10 @@ class Call(Generic[T]):
         return f"{self.method} {self.path}"
 
     def result(self, response: httpx.Response) -> T:
-        """Return the result in a response; raises ApiError for an error status, ClientError for a malformed body."""
+        """Return the result in a response; raises ClientError for a malformed body.
+
+        Raises ApiError for an error status, unless the call takes `any_status`.
+        """
         if not (response.is_success or self.any_status):
             raise refusal(response, str(self))
         try:

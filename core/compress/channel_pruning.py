@@ -74,7 +74,10 @@ def remove_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> tuple[G
 
 
 def check_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no channel can be removed."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no channel can be removed.
+
+    Also if it computes with integers already.
+    """
     _choose(graph, options)
 
 

@@ -68,9 +68,9 @@ def quantize(
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
     `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, a `batch`
-    below 1, and a model without a product of float32 that integers can compute; DataError if there is no data, an input
-    has no array, arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do
-    not fit the model.
+    below 1, and a model that computes with integers already or has no product of float32 that integers can compute;
+    DataError if there is no data, an input has no array, arrays have different numbers of rows, or a value to quantize
+    is not finite; FeedError if inputs do not fit the model.
     """
     graph = graph_of(model)
     choices = StaticQuantization(
@@ -115,9 +115,9 @@ def quantize_weights(
     `batch`, `skip` and `threads` are as in `quantize`.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without a large constant weight. Methods with data: DataError if there is
-    none, an input has no array, arrays have different numbers of rows, or the input of a product is not finite;
-    FeedError if inputs do not fit the model.
+    name in `skip` without a node, and a model that computes with integers already or has no large constant weight.
+    Methods with data: DataError if there is none, an input has no array, arrays have different numbers of rows, or the
+    input of a product is not finite; FeedError if inputs do not fit the model.
     """
     graph = graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
@@ -140,7 +140,8 @@ def quantize_dynamic(
     than 1,024 weights, stay as they are.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without a large enough product of constant weights.
+    name in `skip` without a node, and a model that computes with integers already or has no large enough product of
+    constant weights.
     """
     choices = DynamicQuantization(per_channel, rounding, seed, skip=frozenset(skip))
     return quantize_dynamic_of(graph_of(model), choices)

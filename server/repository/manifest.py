@@ -95,7 +95,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: object) -> Manifest:
-        """Parse the document; raises DamagedDocument naming the field, also for an unknown field."""
+        """Parse the document; raises DamagedDocument naming the field, also for an unknown field at the top level.
+
+        Unknown fields of a file, an input or an output are ignored.
+        """
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise DamagedDocument(f"manifest: expected schema {SCHEMA}")
         unknown = set(document) - {"schema", "created", "files", "metadata", "inputs", "outputs"}

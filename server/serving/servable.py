@@ -53,9 +53,9 @@ class Executor(Protocol):
     def submit(self, entry: Entry) -> None: ...
     def cancel(self, entry: Entry) -> None: ...
     def turn_away(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, priority: int = 0
     ) -> ServerError | None: ...
-    def expected(self, rows: int) -> float: ...
+    def expected(self, rows: int, *, priority: int = 0) -> float: ...
     async def drained(self) -> None: ...
     def close(self) -> None: ...
 
@@ -111,15 +111,18 @@ class Servable:
             self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
 
-    def turn_away(self, group: BatchGroup, nbytes: int, timeout: float | None, client: str) -> ServerError | None:
+    def turn_away(
+        self, group: BatchGroup, nbytes: int, timeout: float | None, client: str, priority: int = 0
+    ) -> ServerError | None:
         """Return the error with which `submit` would refuse an unread request, and count it; None: read it.
 
-        `nbytes`: the bytes of its inputs; `timeout` in seconds. Always None with a response cache.
+        `nbytes`: the bytes of its inputs; `timeout` in seconds; `priority`: as the request asks. Always None with a
+        response cache.
         """
         if self.lookup is not None:
             return None
         now = monotonic()
-        return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now, client)
+        return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now, client, priority)
 
     def cancel(self, entry: Entry) -> None:
         """Cancel a request whose client has disconnected."""

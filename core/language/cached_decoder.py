@@ -15,6 +15,7 @@ from lathe.core.ir.types import DType
 from lathe.core.language.cached_graph import CacheLayout, head_graph, step_graph
 from lathe.core.language.language_model import LanguageModel
 from lathe.core.language.token_runner import Chunk
+from lathe.core.language.weight_sources import StoredWeight
 from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.runtime.host.executable import Executable
 
@@ -36,6 +37,7 @@ class CachedDecoder:
         page_size: int = 32,
         capacity: int = 512,
         threads: int | None = None,
+        precision: str = "float32",
         cache_dtype: str = "float32",
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -43,7 +45,8 @@ class CachedDecoder:
 
         The cache has `pages` pages of `page_size` tokens, a multiple of 8 up to 64, in elements of `cache_dtype`:
         float32, float16 or bfloat16. `page_bytes` (in `cached_graph.py`) gives the bytes of a page. ValueError for
-        other numbers; MemoryError if the cache does not fit.
+        other numbers; MemoryError if the cache does not fit. `precision` is that of `lathe.compile`. Weights that a
+        GGUF file holds in 4 or 8 bits stay in these bits.
         """
         if pages < 1 or capacity < 1 or page_size not in range(8, 65, 8):
             raise ValueError(
@@ -54,13 +57,14 @@ class CachedDecoder:
         self.page_size, self.page_count, self.capacity = page_size, pages, capacity
         self.vocabulary, self.context = settings.vocabulary, settings.context
         layout = CacheLayout(pages, page_size, _cache_dtype(cache_dtype))
-        options = make_options(threads=threads, max_batch=capacity, cache_dir=cache_dir)
+        options = make_options(precision=precision, threads=threads, max_batch=capacity, cache_dir=cache_dir)
         graph = step_graph(model.module, layout)
         self._step = compile_host_executable(graph, options, _BATCHING, ())
         for state in graph.states:
             # Zeros from the operating system: pages of memory that no token has reached cost nothing.
             self._step.adopt_state(state.value.name, np.zeros(state.value.tensor.evaluate({}), state.initial.dtype))
         self._head = compile_host_executable(head_graph(model.module), options, BatchInfo(True, "", "n"), ())
+        self._embedding = model.module.model.embed_tokens.weight
         self._tables = np.zeros((capacity, layout.table_pages(settings)), np.int64)
 
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
@@ -86,12 +90,21 @@ class CachedDecoder:
             start = stop
         if not count:
             return np.empty((0, self.vocabulary), np.float32)
-        (hidden,) = self._step.run(count, [tokens, positions, sequences, slots, self._tables[:count]])
+        embedded = self._embedded(tokens)
+        (hidden,) = self._step.run(count, [embedded, positions, sequences, slots, self._tables[:count]])
         rows = hidden[np.concatenate(wanted)]
         if not len(rows):
             return np.empty((0, self.vocabulary), np.float32)
         logits: NDArray[np.float32] = self._head.run(len(rows), [rows])[0]
         return logits
+
+    def _embedded(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The rows of the embedding for tokens: those of a stored table are read where they are stored."""
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise FeedError(f"tokens: expected 0 to {self.vocabulary - 1}, got {tokens.min()} to {tokens.max()}")
+        source = self._embedding.source
+        rows = source.rows(tokens) if isinstance(source, StoredWeight) else self._embedding.data[tokens]
+        return np.ascontiguousarray(rows, np.float32)
 
     def _fill_table(self, number: int, chunk: Chunk) -> None:
         """Check a chunk, and put its pages into row `number` of the tables."""

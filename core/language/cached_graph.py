@@ -9,11 +9,11 @@ import numpy as np
 from lathe.core.ir.graph import Graph, State
 from lathe.core.ir.types import Dim, DType, TensorType
 from lathe.core.language.attention import LayerCache, cache_places
+from lathe.core.language.coded_weights import traced_with_codes
 from lathe.core.language.decoder import Decoder
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.nn.module import Module
 from lathe.core.nn.tensor import Tensor
-from lathe.core.nn.trace import trace
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,25 @@ def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DT
 def step_graph(decoder: Decoder, layout: CacheLayout) -> Graph:
     """Tokens of many sequences to hidden states, with the cache as state.
 
-    `input_ids`, `positions`, `sequences` and `slots` int64 [n], `tables` int64 [n, pages of the longest sequence]: see
-    the operators CacheWrite and CachedAttention -> `hidden` float32 [n, width], after the last normalization.
+    `embedded` float32 [n, width] are the rows of the embedding. `positions`, `sequences` and `slots` int64 [n], and
+    `tables` int64 [n, pages of the longest sequence]: see the operators CacheWrite and CachedAttention. The result is
+    `hidden` float32 [n, width], after the last normalization. Weights that a GGUF file has in codes stay codes.
     """
     settings = decoder.settings
     keys, values = (TensorType(layout.dtype, shape) for shape in layout.shapes(settings))
-    inputs: dict[str, TensorType | str] = dict.fromkeys(("input_ids", "positions", "sequences", "slots"), "int64[n]")
+    inputs: dict[str, TensorType | str] = {"embedded": f"float32[n,{settings.width}]"}
+    inputs |= dict.fromkeys(("positions", "sequences", "slots"), "int64[n]")
     inputs["tables"] = f"int64[n,{layout.table_pages(settings)}]"
     for layer in range(settings.layers):
         inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
 
-    return _with_states(trace(_Step(decoder), inputs, name=settings.family), layout)
+    return _with_states(traced_with_codes(decoder, _Step, inputs, (), settings.family), layout)
 
 
 def head_graph(decoder: Decoder) -> Graph:
     """Hidden states to logits: `hidden` float32 [n, width] -> `logits` float32 [n, vocabulary]."""
     types = {"hidden": f"float32[n,{decoder.settings.width}]"}
-    return trace(_Head(decoder), types, ["logits"], f"{decoder.settings.family}_head")
+    return traced_with_codes(decoder, _Head, types, ["logits"], f"{decoder.settings.family}_head")
 
 
 class _Step(Module):
@@ -70,11 +72,11 @@ class _Step(Module):
         self.decoder = decoder
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, sequences: Tensor, slots: Tensor, tables: Tensor, *pages: Tensor
+        self, embedded: Tensor, positions: Tensor, sequences: Tensor, slots: Tensor, tables: Tensor, *pages: Tensor
     ) -> dict[str, Tensor]:
         places = cache_places(positions, sequences, slots, tables, self.decoder.settings)
         caches = [LayerCache(*pages[i : i + 2]) for i in range(0, len(pages), 2)]
-        hidden, following = self.decoder.model.cached(input_ids, places, caches)
+        hidden, following = self.decoder.model.cached(embedded, places, caches)
         outputs = {"hidden": hidden}
         for layer, cache in enumerate(following):
             outputs |= {f"next.keys.{layer}": cache.keys, f"next.values.{layer}": cache.values}

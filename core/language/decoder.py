@@ -68,11 +68,11 @@ class Layers(Module):
             x = layer(x, places)
         return self.norm(x)
 
-    def cached(
-        self, input_ids: Tensor, places: CachePlaces, caches: Sequence[LayerCache]
-    ) -> tuple[Tensor, list[LayerCache]]:
-        """The same for tokens of many sequences, int64 [n], over a cache per layer: [n, width], and the next caches."""
-        x = self.embed_tokens(input_ids)
+    def cached(self, x: Tensor, places: CachePlaces, caches: Sequence[LayerCache]) -> tuple[Tensor, list[LayerCache]]:
+        """The same for tokens of many sequences over a cache per layer: [n, width] -> same, and the next caches.
+
+        `x` are rows of `embed_tokens`: a table is cheaper to read where it is stored than from code.
+        """
         if self.embed_positions is not None:
             x = x + self.embed_positions(places.positions)
         following: list[LayerCache] = []

@@ -14,8 +14,9 @@ from lathe.core.errors import FeedError
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.token_runner import Chunk
-from tests.core.language.checkpoints import IDS, NEW, PROMPT
-from tests.core.language.families import EXPECTED, FAMILIES, write_folder
+from tests.core.language.checkpoints import IDS, NEW, PROMPT, gguf_parts, weight
+from tests.core.language.families import EXPECTED, FAMILIES, config, write_folder
+from tests.core.language.gguf_writer import floats, gguf_bytes
 
 PAGE, PAGES = 16, 40
 _SHUFFLED = np.random.default_rng(0).permutation(PAGES).tolist()
@@ -121,7 +122,7 @@ def test_the_memory_of_the_cache_is_known_before_loading(decoder: CachedDecoder,
         (Chunk(np.arange(4), 0, [PAGES]), "chunk 0: pages"),
         (Chunk(np.arange(4), 0, [0], 5), "chunk 0: wanted: expected 0 to 4, got 5"),
         (Chunk(np.zeros(97, np.int64), 0, list(range(8))), "chunks: expected at most 96 tokens, got 97"),
-        (Chunk(np.array([-1000]), 0, [0]), "out of range"),
+        (Chunk(np.array([-1]), 0, [0]), "tokens: expected 0 to 96, got -1 to -1"),
     ],
 )
 def test_bad_chunks_are_refused(decoder: CachedDecoder, wrong: Chunk, message: str) -> None:
@@ -132,3 +133,42 @@ def test_bad_chunks_are_refused(decoder: CachedDecoder, wrong: Chunk, message: s
 def test_no_logits_without_wanted_tokens(decoder: CachedDecoder) -> None:
     assert decoder.run([chunk(IDS[0], 0, 0, 0)]).shape == (0, decoder.vocabulary)
     assert decoder.run([]).shape == (0, decoder.vocabulary)
+
+
+def _encoded(array: Any, kind: str) -> tuple[int, Any, bytes]:
+    """A matrix as a GGUF tensor in blocks of 32 elements."""
+    blocks = array.reshape(-1, 32)
+    if kind == "Q8_0":
+        scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype("<f2")
+        codes = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
+        return 8, array.shape, np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], 1).tobytes()
+    least = blocks.min(1, keepdims=True).astype("<f2")
+    scales = ((blocks.max(1, keepdims=True) - least) / 15).astype("<f2")
+    codes = np.clip(np.rint((blocks - least) / scales.astype(np.float32)), 0, 15).astype(np.uint8)
+    packed = codes[:, :16] | codes[:, 16:] << 4
+    return 3, array.shape, np.concatenate([scales.view(np.uint8), least.view(np.uint8), packed], 1).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_weights_in_few_bits_stay_codes(tmp_path: Path, kind: str) -> None:
+    """The logits are those of the decoded weights; no plan holds a weight in float32."""
+    given = config("llama-tied") | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    shapes = {
+        "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+        "self_attn.o_proj": (64, 64), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96),
+        "input_layernorm": (64,), "post_attention_layernorm": (64,),
+    }  # fmt: skip
+    layers = range(given["num_hidden_layers"])
+    whole = {f"model.layers.{i}.{name}.weight": shape for i in layers for name, shape in shapes.items()}
+    whole |= {"model.embed_tokens.weight": (given["vocab_size"], 64), "model.norm.weight": (64,)}
+    metadata, arrays = gguf_parts(given, {name: weight("coded", name, shape) for name, shape in whole.items()})
+    tensors = {name: _encoded(a, kind) if a.ndim == 2 else floats(a) for name, a in arrays.items()}
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata, tensors))
+    model = lathe.load_language_model(tmp_path / "model.gguf")
+    decoder = CachedDecoder(model, pages=PAGES, page_size=PAGE, threads=1)
+    (expected,) = lathe.interpret(model.graph, {"input_ids": IDS[:1]}).values()
+    # Kernels round rows to 16 bits for products with codes.
+    np.testing.assert_allclose(decoder.run([chunk(IDS[0], 0, 0)]), expected[0], 0, 5e-4 * np.abs(expected).max())
+    elements = sum(array.size for array in arrays.values() if array.ndim == 2)
+    held = sum(executable.plan.weights for executable in decoder.executables)
+    assert held < elements * (2.0 if kind == "Q8_0" else 1.5)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.core.compiler.options import make_options
+from lathe.core.compiler.options import Options, make_options
 from lathe.core.compiler.pipeline import compile_host_executable
 from lathe.core.errors import FeedError
 from lathe.core.ir.types import DType
@@ -18,6 +18,7 @@ from lathe.core.language.token_runner import Chunk
 from lathe.core.language.weight_sources import StoredWeight
 from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.host.memory import owner_of, release_pages, return_to_system
 
 _BATCHING = BatchInfo(False, "tokens read the cache, which other tokens write", "n")
 
@@ -58,14 +59,19 @@ class CachedDecoder:
         self.vocabulary, self.context = settings.vocabulary, settings.context
         layout = CacheLayout(pages, page_size, _cache_dtype(cache_dtype))
         options = make_options(precision=precision, threads=threads, max_batch=capacity, cache_dir=cache_dir)
-        graph = step_graph(model.module, layout)
-        self._step = compile_host_executable(graph, options, _BATCHING, ())
-        for state in graph.states:
-            # Zeros from the operating system: pages of memory that no token has reached cost nothing.
-            self._step.adopt_state(state.value.name, np.zeros(state.value.tensor.evaluate({}), state.initial.dtype))
+        self._step = _compiled_step(model, layout, options)
         self._head = compile_host_executable(head_graph(model.module), options, BatchInfo(True, "", "n"), ())
+        self._release(model)
         self._embedding = model.module.model.embed_tokens.weight
         self._tables = np.zeros((capacity, layout.table_pages(settings)), np.int64)
+
+    def _release(self, model: LanguageModel) -> None:
+        """Return the memory of compilation, and drop the pages of weight files, whose weights the plans hold now."""
+        return_to_system(sum(executable.plan.weights for executable in self.executables))
+        sources = (parameter.source for _, parameter in model.module.named_state())
+        files = [owner_of(each.tensor.data) for each in sources if isinstance(each, StoredWeight)]
+        for file in {id(file): file for file in files}.values():
+            release_pages(file)
 
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Logits [sum of wanted, vocabulary] of the wanted tokens, in the order of the chunks. Fills the pages.
@@ -134,6 +140,16 @@ class CachedDecoder:
         """Free code, weights and cache. Further runs raise SessionClosed."""
         self._step.close()
         self._head.close()
+
+
+def _compiled_step(model: LanguageModel, layout: CacheLayout, options: Options) -> Executable:
+    """The code of a step, with an empty cache."""
+    graph = step_graph(model.module, layout)
+    made = compile_host_executable(graph, options, _BATCHING, ())
+    for state in graph.states:
+        # Zeros from the operating system: pages of memory that no token has reached cost nothing.
+        made.adopt_state(state.value.name, np.zeros(state.value.tensor.evaluate({}), state.initial.dtype))
+    return made
 
 
 def _cache_dtype(name: str) -> DType:

@@ -6,6 +6,7 @@ batch. The order of the steps is that of the library Transformers: bias, penalti
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,11 @@ def _tokens(found: Mapping[int, float] | set[int]) -> Tokens:
 def uniform(seed: int, position: int) -> float:
     """A random number in [0, 1) that depends on these two numbers only (SplitMix64: Steele et al., 2014)."""
     return (_mixed(_mixed(seed & _WORD) + position + 1) >> 11) / (1 << 53)
+
+
+def random_seed() -> int:
+    """A seed for a request that names none."""
+    return secrets.randbits(63)
 
 
 def seed_of_choice(seed: int, index: int) -> int:

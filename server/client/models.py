@@ -141,8 +141,8 @@ class ModelOperations:
         """Upload a model file; returns once the version is compiled, loaded and durable.
 
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
-        of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
-        weights that are not there.
+        of a `pipeline.toml` read, and those of a language model in a Hugging Face folder. Raises OSError for files that
+        cannot be read, and lathe.core.errors.ModelError for weights that are not there.
         """
         body = Upload(lambda: nullcontext(body_of(content)), progress)
         return upload_call(model, body, promote, allow_signature_change, metadata, key)

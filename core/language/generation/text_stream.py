@@ -14,9 +14,9 @@ Decode = Callable[[Sequence[int]], str]
 class TextStream:
     """The text of tokens that follow a prompt.
 
-    `decode` returns the text of a list of tokens. `stops`: the text ends before the first of these strings: the one that
-    is complete first, whatever the tokens are. Text that may be the beginning of a stop string, or of a character, is
-    held back.
+    `decode` returns the text of a list of tokens. `stops`: the text ends before the first of these strings: the one
+    that is complete first, whatever the tokens are. Text that may be the beginning of a stop string, or of a
+    character, is held back.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
@@ -60,12 +60,12 @@ class TextStream:
             at = end - len(self.stopped)
             self._held = ""
             return text[:at]
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that begins `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if stop.startswith(text[-size:])), 0)

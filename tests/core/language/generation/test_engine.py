@@ -91,7 +91,7 @@ def requests(count: int, seed: int) -> list[GenerationRequest]:
         GenerationRequest(
             prompt=(*shared[: int(rng.choice([0, 9, 30]))], *rng.integers(0, VOCABULARY, rng.integers(1, 40)).tolist()),
             sampling=SamplingSettings(
-                temperature=float(rng.choice([0, 1.0])), top_p=0.9, seed=index, presence_penalty=float(rng.choice([0, 1]))
+                temperature=float(rng.choice([0, 1])), top_p=0.9, seed=index, presence_penalty=float(rng.choice([0, 1]))
             ),
             max_tokens=int(rng.integers(1, 40)),
             end_tokens=frozenset([5]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,18 @@ def _unchanged(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where a parameter is in a checkpoint: the stored tensor's name, and how its elements become the parameter."""
+    """Where a parameter is in a checkpoint: the stored tensor's name, and how its elements become the parameter.
+
+    `convert` takes the arrays of the tensor and of `others`, further tensors that hold the rest of the parameter.
+    """
 
     name: str
-    convert: Callable[[Array], Array] = _unchanged
+    convert: Callable[..., Array] = _unchanged
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.others)
 
 
 def load_weights(
@@ -41,10 +49,11 @@ def load_weights(
     used: set[str] = set()
     for path, parameter in module.named_state():
         wanted = source(path)
-        if wanted.name not in tensors:
-            raise ModelError(f"tensor '{wanted.name}' is missing, which parameter '{path}' needs", where=where)
-        used.add(wanted.name)
-        array = _converted(wanted, tensors[wanted.name], where)
+        for name in wanted.names:
+            if name not in tensors:
+                raise ModelError(f"tensor '{name}' is missing, which parameter '{path}' needs", where=where)
+        used.update(wanted.names)
+        array = _converted(wanted, [tensors[name] for name in wanted.names], where)
         if array.shape != parameter.data.shape:
             message = f"tensor '{wanted.name}' gives parameter '{path}' the shape {list(array.shape)}"
             raise ModelError(f"{message}, expected {list(parameter.data.shape)}", where=where)
@@ -55,14 +64,14 @@ def load_weights(
         raise ModelError(message, where=where)
 
 
-def _converted(source: WeightSource, tensor: StoredTensor, where: str) -> Array:
+def _converted(source: WeightSource, tensors: Sequence[StoredTensor], where: str) -> Array:
     """The elements of a parameter: float32, contiguous and read-only."""
     try:
-        array = np.ascontiguousarray(source.convert(tensor.array()), np.float32)
+        array = np.ascontiguousarray(source.convert(*(tensor.array() for tensor in tensors)), np.float32)
     except ValueError:
-        shape = list(tensor.shape)
+        shape = list(tensors[0].shape)
         raise ModelError(
-            f"tensor '{tensor.name}' has shape {shape}, which does not fit the settings", where=where
+            f"tensor '{tensors[0].name}' has shape {shape}, which does not fit the settings", where=where
         ) from None
     array.setflags(write=False)
     return array
@@ -71,6 +80,24 @@ def _converted(source: WeightSource, tensor: StoredTensor, where: str) -> Array:
 def part(index: int, parts: int) -> Callable[[Array], Array]:
     """The `index`-th of so many equal parts along the first axis. ValueError if the axis does not split evenly."""
     return lambda array: np.split(array, parts)[index]
+
+
+def stacked(parts: int) -> Callable[..., Array]:
+    """Joins matrices to one [experts, ...] for each expert: those of the first part of all experts, then the next part.
+
+    The parts of an expert follow each other along its rows. ValueError for matrices of different shapes.
+    """
+
+    def convert(*arrays: Array) -> Array:
+        each = len(arrays) // parts
+        return np.concatenate([np.stack(arrays[at : at + each]) for at in range(0, len(arrays), each)], axis=1)
+
+    return convert
+
+
+def joined_rows(*arrays: Array) -> Array:
+    """Stacks of matrices as one stack of higher matrices, whose rows are those of the first stack, then of the next."""
+    return np.concatenate(arrays, axis=1) if len(arrays) > 1 else arrays[0]
 
 
 def joined_halves(heads: int) -> Callable[[Array], Array]:

@@ -77,6 +77,15 @@ def _dequantized_matmul(w: Writer, node: Node) -> Sequence[Value]:
     return [_apply_epilogue(w, node, w.emit("MatMul", a, weight), extras)]
 
 
+@_UNFOLDINGS.add("ExpertProduct")
+def _expert_product(w: Writer, node: Node) -> Sequence[Value]:
+    """A copy of the expert's matrix for each row, times the row as a column."""
+    x, expert, weights = (node.required_input(index) for index in range(3))
+    last = w.emitter.constant(np.array([-1], np.int64))
+    column = w.emit("MatMul", w.emit("Gather", weights, expert), w.emit("Unsqueeze", x, last))
+    return [w.emit("Squeeze", column, last)]
+
+
 @_UNFOLDINGS.add("TextCodes")
 def _text_codes(w: Writer, node: Node) -> Sequence[Value]:
     vocabulary = node.attrs["vocabulary"]

@@ -21,6 +21,7 @@ from lathe.core.kernels.direct.spec import direct
 from lathe.core.kernels.dynamic_windows.spec import dynamic_depthwise, dynamic_pool
 from lathe.core.kernels.elementwise.spec import OPS as ELEMENTWISE
 from lathe.core.kernels.elementwise.spec import elementwise
+from lathe.core.kernels.experts.spec import experts
 from lathe.core.kernels.gemm.dynamic_spec import dynamic_gemm
 from lathe.core.kernels.gemm.spec import gemm
 from lathe.core.kernels.indexing.gather_elements_spec import gather_elements
@@ -73,6 +74,7 @@ TABLE: dict[str, Row] = {
     "MatMul": _PRODUCT,
     "FusedMatMul": _PRODUCT,
     "DequantizedMatMul": Row((weight_only_dot, weight_only)),
+    "ExpertProduct": Row((experts,)),
     "Conv": Row(_CONV, _CONV_OFFERS),
     "FusedConv": Row((*_CONV, batch_conv), _CONV_OFFERS),
     "PooledConv": Row((direct,)),

@@ -55,7 +55,8 @@ def load_language_model(path: str | os.PathLike[str]) -> LanguageModel:
     """The decoder in a Hugging Face folder, or in a GGUF file.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
-    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Qwen2, Qwen3, GPT-2. Weights become float32.
+    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Mixtral, Qwen2, Qwen3 and
+    their mixtures of experts, GPT-2. Weights become float32.
     ModelError for files that are missing or damaged, and UnsupportedError for another family, type or setting.
     """
     place = Path(path)
@@ -90,6 +91,10 @@ def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor],
             f"the largest of {len(tensors)} tensors has {most} elements",
             where=where,
         )
+    total = sum(element_count(each.shape, each.name, where) for each in tensors.values())
+    if settings.expert_elements > total:
+        message = f"needs experts of {settings.expert_elements} elements in a layer; all tensors have {total}"
+        raise ModelError(message, where=where)
     with init.skipped():
         return Decoder(settings)
 

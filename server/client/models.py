@@ -143,8 +143,8 @@ class ModelOperations:
         """Upload a model file, its path or its bytes; returns once the version is compiled, loaded and durable.
 
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
-        of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
-        weights that are not there.
+        of a `pipeline.toml` read, and those of a language model in a Hugging Face folder. Raises OSError for files that
+        cannot be read, and lathe.core.errors.ModelError for weights that are not there.
         """
         file = file_or_bytes(content)
         body = Upload(lambda: nullcontext(body_of(file)), progress)

@@ -8,7 +8,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from lathe.server.access.quotas import Quotas
-from lathe.server.backends.base import LoadedModel, as_endless, as_packing, optional_inputs, shape_predicate
+from lathe.server.backends.base import (
+    LoadedModel,
+    PatientModel,
+    as_endless,
+    as_packing,
+    optional_inputs,
+    shape_predicate,
+)
 from lathe.server.batching.admission import Admission
 from lathe.server.batching.batcher import Batcher
 from lathe.server.batching.cache_lookup import CacheLookup
@@ -145,11 +152,14 @@ class Servable:
         """The number of requests that are queued or running."""
         return self.batcher.admission.items
 
-    async def retire(self, patience: float = _LAST) -> None:
+    async def retire(self, patience: float | None = None) -> None:
         """Close the model after its last request; the registry must have dropped it before.
 
-        An execution that may run for ever is interrupted after `patience` seconds.
+        An execution that may run for ever is interrupted after `patience` seconds; None: after those that the kind of
+        model gets.
         """
+        if patience is None:
+            patience = self.model.last_seconds if isinstance(self.model, PatientModel) else _LAST
         drained = asyncio.ensure_future(self._drained())
         while (model := as_endless(self.model)) and not (await asyncio.wait([drained], timeout=patience))[0]:
             model.interrupt()

@@ -27,8 +27,8 @@ class RepositoryParents:
     async def pin(self, model: str, version: str) -> ModelPin:
         """Return the version that `version`, a number or an alias, names now.
 
-        Raises NotFound, BadRequest for an invalid name, and Unprocessable for a pipeline and for a version without a
-        valid manifest, such as a hand-copied one that is not adopted yet.
+        Raises NotFound, BadRequest for an invalid name, and Unprocessable for a version without an ONNX model or
+        without a valid manifest, such as a hand-copied one that is not adopted yet.
         """
         number = self._resolve_version(names.check_model(model), version)
         manifest = (await self._catalog.version(model, number)).manifest
@@ -36,7 +36,8 @@ class RepositoryParents:
             raise Unprocessable(f"version {number} of model {model!r} has not been adopted yet")
         if MODEL_FILE not in manifest.files:
             raise Unprocessable(
-                f"version {number} of model {model!r} is a pipeline: expected an ONNX model, which a job can read"
+                f"version {number} of model {model!r} has no ONNX model, which a job could read: it is a pipeline or a "
+                "language model"
             )
         return ModelPin(model, number, manifest.digest)
 

@@ -134,9 +134,9 @@ class JobService:
         """Queue a job, durable on return; returns it, and whether it was submitted before under the same key.
 
         Also removes the oldest ended jobs, as `tidy` does. Raises TooLarge or Unprocessable for the recipe,
-        Unprocessable for a model that is a pipeline, for a gate that compares with one, or if the key was used for
-        another request, BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull; also Unprocessable, Overloaded and
-        others of `InputCheck.run` for a kind that checks its inputs.
+        Unprocessable for a version without an ONNX model, also one that the gate compares with, or if the key was used
+        for another request, BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull; also Unprocessable, Overloaded
+        and others of `InputCheck.run` for a kind that checks its inputs.
         """
         self.register.check()
         fingerprint = request.fingerprint()

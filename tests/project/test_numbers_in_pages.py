@@ -48,9 +48,11 @@ from lathe.server.serving import servable
 from lathe.server.settings import Settings
 from lathe.server.shared_memory import MAX_REGIONS
 from lathe.server.telemetry import tracing
+from loadtest import flood, interference, jobs, overload, pacing, packing, publishing, rollback, scenarios, soak, tokens
+from loadtest.chaos import clients, process
 
 MIB, GIB = 1 << 20, 1 << 30
-WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eight", 9: "nine", 10: "ten"}
+WORDS = dict(enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]))
 PLAN = CanaryPlan(1)
 FIFTH = {0.2: "a fifth"}
 
@@ -177,6 +179,29 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("http-api", "At most {} `Watch` calls", (health.WATCHERS,)),
     ("http-api", "400 for more than {} chunks with fewer than {} bytes",
      (message_size.FEW_CHUNKS, message_size.MEAN_CHUNK)),
+    # load tests
+    ("load-tests", "the rate rises in {} steps", (WORDS[scenarios.RAMP_STEPS],)),
+    ("load-tests", "three phases at {} times the capacity", (WORDS[overload.FACTOR],)),
+    ("load-tests", "bursts, then {} times the capacity", (overload.EXCESS,)),
+    ("load-tests", "| `publishing` | {} versions uploaded", (WORDS[publishing.TIMES],)),
+    ("load-tests", "is live within {} s of the start of its upload", (publishing.LIMIT_MS / 1e3,)),
+    ("load-tests", "the median rollback takes at most {} ms", (rollback.ROLLBACK_MS,)),
+    ("load-tests", "memory grows by at most {} MiB, and file descriptors and threads by at most {} each",
+     (soak.MEMORY, soak.HANDLES)),
+    ("load-tests", "beside {} slow clients | [p99 ratio](#interference) at most {}",
+     (interference.SLOW, interference.SLOW_RATIO)),
+    ("load-tests", "idle processors | p99 ratio at most {}", (jobs.RATIO,)),
+    ("load-tests", "answered with 200 within {} s", (flood.PATIENCE,)),
+    ("load-tests", "at least {}% of the mean of the capacities", (overload.GOODPUT * 100,)),
+    ("load-tests", "clients set a timeout of {} ms", (overload.DEADLINE * 1e3,)),
+    ("load-tests", "the p99 of refusals at most {} ms", (overload.REJECTION_MS,)),
+    ("load-tests", "target plus {} batches", (WORDS[overload.IN_FLIGHT],)),
+    ("load-tests", "alternate {} windows without", (WORDS[interference.WINDOWS],)),
+    ("load-tests", "due within {} ms ({} ms in `overload`)", (pacing.TICK * 1e3, overload.COARSE * 1e3)),
+    ("load-tests", "becomes ready within {} s", (process.PATIENCE,)),
+    ("load-tests", "again repeats it with probability 1/{}", (1 / clients.RETRY,)),
+    ("load-tests", "compiled after the first {} tokens", (WORDS[tokens.SETTLING],)),
+    ("load-tests", "at {}% of the rate", (packing.UTILIZATION * 100,)),
     # client
     ("client", "longest single wait for the server in seconds; by default {}.",
      (default_argument(Client.__init__, "timeout"),)),

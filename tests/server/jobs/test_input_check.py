@@ -90,7 +90,9 @@ def test_a_gate_that_compares_with_a_pipeline_is_refused_before_the_job_runs(tmp
 
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            with pytest.raises(Unprocessable, match=r"^publish\.gate\.not_worse_than_live: version 1 .* is a pipeline"):
+            with pytest.raises(
+                Unprocessable, match=r"^publish\.gate\.not_worse_than_live: version 1 .* has no ONNX model"
+            ):
                 await w.submit(publish=PublishRequest("p", "live", gate=gate))
             assert w.jobs.register.all() == []
             for model, conditions in (("new", gate), ("m", gate), ("p", {"min": {"accuracy": 0.5}})):

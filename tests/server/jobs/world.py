@@ -75,7 +75,7 @@ class Versions:
 
     async def pin(self, model: str, version: str) -> ModelPin:
         if model == "p":
-            raise Unprocessable("version 1 of model 'p' is a pipeline: expected an ONNX model, which a job can read")
+            raise Unprocessable("version 1 of model 'p' has no ONNX model, which a job could read")
         if (model, version) not in {("m", "3"), ("m", "live")}:
             raise NotFound(f"model {model!r} has no version {version}")
         return ModelPin("m", 3, "e" * 64)

@@ -81,7 +81,7 @@ def test_no_job_reads_a_pipeline(tmp_path: Path) -> None:
             await with_models(repo)
             parents = RepositoryParents(repo.rollout.catalog, repo.store)
             assert (await parents.pin("two", "live")).version == 1
-            with pytest.raises(Unprocessable, match="version 1 of model 'chain' is a pipeline: expected an ONNX model"):
+            with pytest.raises(Unprocessable, match="version 1 of model 'chain' has no ONNX model, which a job"):
                 await parents.pin("chain", "live")
 
     run(scenario())

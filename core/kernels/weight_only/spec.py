@@ -131,12 +131,14 @@ def weight_only(request: Request) -> KernelCall | None:
     return KernelCall(spec, operands_of(spec, node), tuple(replaceable), flops=flops, bytes=_traffic(node, spec))
 
 
-def operands_of(spec: WeightOnlySpec, node: Node) -> tuple[Operand, ...]:
+def operands_of(spec: WeightOnlySpec, node: Node, is_signed: bool = False) -> tuple[Operand, ...]:
+    """The operands of a kernel in their order; `is_signed` as for `pack_codes`."""
     tile = spec.tile
     layout = f"panels{tile.columns}x{tile.lanes}"
     codes = Packed(1, layout, partial(pack_panels, tile=tile))
     if spec.per_word > 1:
-        codes = Packed(1, f"{layout} of {spec.bits} bits", partial(pack_codes, bits=spec.bits, tile=tile))
+        key = f"{layout} of {spec.bits} bits{', signed' if is_signed else ''}"
+        codes = Packed(1, key, partial(pack_codes, bits=spec.bits, tile=tile, is_signed=is_signed))
     rest = [2, 3] if spec.has_offsets else [2]
     floats = (Packed(i, layout, partial(pack_panels, tile=tile)) for i in rest)
     return (In(0), codes, *floats, *(In(i) for i in _extras_of(node)), Out(0), *spec.scratch)
@@ -146,9 +148,13 @@ def codes_per_word(bits: int) -> int:
     return WORD_BYTES * BYTE_BITS // bits
 
 
-def pack_codes(codes: Array, bits: int, tile: Tile) -> Array:
-    """Codes [K, N] in panels of int32 words, each of 32 / `bits` codes along K (see `shift_of`); int8 plus 128."""
-    codes = codes.astype(np.int32) + (1 << (BYTE_BITS - 1)) if codes.dtype == np.int8 else codes
+def pack_codes(codes: Array, bits: int, tile: Tile, is_signed: bool = False) -> Array:
+    """Codes [K, N] in panels of int32 words, each of 32 / `bits` codes along K (see `shift_of`).
+
+    int8 becomes uint8: larger by 128, or with `is_signed` the same bits.
+    """
+    if codes.dtype == np.int8:
+        codes = codes.view(np.uint8) if is_signed else codes.astype(np.int32) + (1 << (BYTE_BITS - 1))
     per_word = codes_per_word(bits)
     depth, columns = codes.shape
     padded = np.zeros((-(-depth // per_word) * per_word, columns), np.uint32)

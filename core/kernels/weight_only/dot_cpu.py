@@ -48,7 +48,9 @@ class _Dot(Product):
             k.scratch(self.first_scratch + i, scratch.nbytes, kind)
             for i, (scratch, kind) in enumerate(zip(spec.scratch, kinds, strict=False))
         )
+        # Of each step: with zero points minus the sum of the integers, with other offsets the sum of A.
         self.sums = sums[0] if sums else None
+        self.has_zero_points = spec.offset_dtype is I8
         # bytes of -127 to 127, below the first one also of -128 to 127, hold this integer and its negative
         self.largest = sum(127 << (_PIECE * piece) for piece in range(spec.pieces))
         for_each_panel(
@@ -103,7 +105,8 @@ class _Dot(Product):
         self.units.store(unit, place)
         self.starts.store(total * -spec.zero, place)
         if self.sums is not None:
-            self.sums.store(total.cast(F32) * unit, place)
+            whole = total.cast(F32)
+            self.sums.store(k.ops.neg(whole) if self.has_zero_points else whole * unit, place)
 
     def _store_pieces(self, whole: Val, target: Pointer, mask: Val | None) -> None:
         """Write the pieces of integers, the uppermost first; each piece of a row has `padded_depth` bytes."""
@@ -158,22 +161,37 @@ class _Panel(Panel):
         def step(number: Val, elements: int, totals: list[Val]) -> list[Val]:
             begins = [self.of.starts.load(place + number).splat(lanes) for place in places]
             sums = self._integer_sums(rows, number, elements, part, [begin for begin in begins for _ in part])
-            found = []
             at = self._block_of(number) * (self.width * lanes)
             scales = [self.scales.load(at + v * lanes, lanes) for v in part]
+            offsets = [] if self.offsets is None else [self.offsets.load(at + v * lanes, lanes) for v in part]
+            found = []
             for r, place in enumerate(places):
-                unit = self.of.units.load(place + number).splat(lanes)
-                for i, scale in enumerate(scales):
-                    j = r * len(part) + i
-                    total = k.ops.fma(sums[j].cast(F32) * unit, scale, totals[j])
-                    if self.offsets is not None and self.of.sums is not None:
-                        offset = self.offsets.load(at + part[i] * lanes, lanes)
-                        total = k.ops.fma(self.of.sums.load(place + number).splat(lanes), offset, total)
-                    found.append(total)
+                own = sums[r * len(part) : (r + 1) * len(part)]
+                before = totals[r * len(part) : (r + 1) * len(part)]
+                found += self._with_scales(place + number, own, scales, offsets, before)
             return found
 
         init = [k.zeros(F32, lanes) for _ in range(count * len(part))]
         return fold_blocks(k, spec.depth, spec.step, init, step)
+
+    def _with_scales(
+        self, place: Val, sums: list[Val], scales: list[Val], offsets: list[Val], totals: list[Val]
+    ) -> list[Val]:
+        """`totals` plus the products of one row and one step, from `sums` of integers; `place` is the step of the row.
+
+        Zero points count before the scales: as float32 these integers are exact.
+        """
+        k, lanes = self.kernel, self.lanes
+        unit = self.of.units.load(place).splat(lanes)
+        wholes, extra = [each.cast(F32) for each in sums], None
+        if offsets and self.of.sums is not None:
+            extra = self.of.sums.load(place).splat(lanes)
+        if extra is not None and self.of.has_zero_points:
+            wholes = [k.ops.fma(point, extra, whole) for point, whole in zip(offsets, wholes, strict=True)]
+        found = [k.ops.fma(w * unit, scale, total) for w, scale, total in zip(wholes, scales, totals, strict=True)]
+        if extra is not None and not self.of.has_zero_points:
+            found = [k.ops.fma(extra, offset, total) for offset, total in zip(offsets, found, strict=True)]
+        return found
 
     def _block_of(self, step: Val) -> Val:
         """The block of weights in which a step of A lies."""

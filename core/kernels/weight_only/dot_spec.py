@@ -13,13 +13,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
 from lathe.core.kernels.call import KernelCall, Request, Scratch
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.number_tables import first_of_count
 from lathe.core.kernels.shared.panels import BLOCK_TILES, LINE_BYTES, Tile
 from lathe.core.kernels.shared.words import WORD_BYTES
 from lathe.core.kernels.target import Target
-from lathe.core.kernels.weight_only.spec import BYTE_BITS, WeightOnlySpec, codes_per_word, operands_of, weight_only
+from lathe.core.kernels.weight_only.spec import (
+    BYTE_BITS,
+    WeightOnlySpec,
+    codes_per_word,
+    operands_of,
+    weight_only,
+    zero_points,
+)
 from lathe.core.ops.quantized.dequantized_product import group_of
 
 _EXACT = 2  # pieces of an integer of A whose error is that of float32 sums, or nearly
@@ -113,8 +124,29 @@ def _call(request: Request, pieces: int) -> KernelCall | None:
         return None
     tile = _tile(target, spec, pieces)
     facts = {**spec.facts, "tile": tile}
+    facts |= _narrowest(request)
     dot = WeightOnlyDotSpec(**facts, zero=zero, step=step, pieces=pieces, is_signed=is_signed)
-    return replace(call, spec=dot, operands=operands_of(dot, request.node, is_signed))
+    return replace(call, spec=dot, operands=operands_of(dot, request, is_signed))
+
+
+def _narrowest(request: Request) -> dict[str, DType]:
+    """The narrowest exact types of scales and offsets: scales of GGUF files are float16, most offsets zero points.
+
+    They are up to a third of the bytes of weights of 4 bits.
+    """
+    scales, offsets = request.constant(2), request.constant(3)
+    assert scales is not None, "weight_only"
+    found = {"scale_dtype": _float_type(scales)}
+    if offsets is not None:
+        are_points = zero_points(scales, offsets) is not None
+        found["offset_dtype"] = DType.INT8 if are_points else _float_type(offsets)
+    return found
+
+
+def _float_type(numbers: Array) -> DType:
+    """float16 if it holds all of these finite float32 numbers, otherwise float32."""
+    with np.errstate(over="ignore"):
+        return DType.FLOAT16 if np.array_equal(numbers.astype(np.float16), numbers) else DType.FLOAT32
 
 
 def _tile(target: Target, spec: WeightOnlySpec, pieces: int) -> Tile:

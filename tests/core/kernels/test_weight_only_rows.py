@@ -41,14 +41,14 @@ def multiplies_bytes(target: Target) -> bool:
 
 @pytest.mark.sample(3)
 @each_target
-@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("offsets", [{}, {"offsets": True}, {"zero_points": True}, {"zero_points": True, "half": True}])
 @pytest.mark.parametrize(
     ("bits", "block"), [(8, 96), (8, 24), (8, 32), (4, 32), (4, 16), (4, 64), (2, 32), (1, 32), (4, 128), (8, 128)]
 )
-def test_every_width_of_codes(target: Target, bits: int, block: int, offsets: bool) -> None:
+def test_every_width_of_codes(target: Target, bits: int, block: int, offsets: dict[str, bool]) -> None:
     if not multiplies_bytes(target):
         pytest.skip("without a product of bytes the rows stay float32")
-    kernel = product(bits, 2 * block, 70, block, offsets=offsets, row_bits=8, target=target)
+    kernel = product(bits, 2 * block, 70, block, row_bits=8, target=target, **offsets)
     for n, threads in ((1, 1), (2, 2), (5, 1), (13, 3), (40, 2)):
         check(kernel, floats(n, 2 * block), threads)
 
@@ -122,6 +122,17 @@ def test_rows_of_any_size(size: float) -> None:
     x = floats(3, 64) * np.float32(size)
     (got,), exact = kernel(x), x.astype(np.float64) @ dense(kernel)
     assert np.all(np.abs(got - exact) <= 0.02 * np.abs(exact).max() + 1e-30)
+
+
+def test_scales_and_zero_points_have_their_narrowest_exact_types() -> None:
+    if not multiplies_bytes(vectors()):
+        pytest.skip("without a product of bytes codes become float32")
+    for half in (False, True):
+        spec = product(4, 64, 33, 32, zero_points=True, half=half).call.spec
+        assert isinstance(spec, WeightOnlyDotSpec)
+        assert spec.scale_dtype is (DType.FLOAT16 if half else DType.FLOAT32) and spec.offset_dtype is DType.INT8
+    spec = product(4, 64, 33, 32, offsets=True).call.spec
+    assert isinstance(spec, WeightOnlyDotSpec) and spec.offset_dtype is DType.FLOAT32
 
 
 def test_only_nodes_that_permit_it_round_their_rows() -> None:

@@ -20,7 +20,7 @@ from lathe.core.ir.types import DType
 from lathe.core.kernels.call import KernelCall, Request, Scratch
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.number_tables import first_of_count
-from lathe.core.kernels.shared.panels import BLOCK_TILES, LINE_BYTES, Tile
+from lathe.core.kernels.shared.panels import LINE_BYTES, Tile
 from lathe.core.kernels.shared.words import WORD_BYTES
 from lathe.core.kernels.target import Target
 from lathe.core.kernels.weight_only.spec import (
@@ -37,6 +37,8 @@ _EXACT = 2  # pieces of an integer of A whose error is that of float32 sums, or 
 # Rows and vectors of a tile that measured fast (Zen 4), by pieces and registers. Tiles of two pieces with several rows
 # take the vectors one after the other.
 _TILES = {(1, 16): (3, 2), (1, 32): (4, 3), (2, 16): (4, 4), (2, 32): (4, 4)}
+# Rows of one task have half as many tiles with two pieces. More tiles read panels less often; 32 took as long as 16.
+_BLOCK_TILES = 16
 _MOST_SUM = 1 << 31
 _STEP = 128  # elements of A with one scale, if sums over a block of weights could exceed 32 bits
 
@@ -81,9 +83,14 @@ class WeightOnlyDotSpec(WeightOnlySpec):
         return -(-self.depth // self.step)
 
     @property
+    def block_tiles(self) -> int:
+        """Tiles of rows that a task rounds to integers, and then multiplies by all of its panels."""
+        return _BLOCK_TILES // self.pieces
+
+    @property
     def task_rows(self) -> int:
-        """The most rows that a task rounds to integers before it multiplies them."""
-        most = BLOCK_TILES * self.tile.rows
+        """The most rows of a task."""
+        most = self.block_tiles * self.tile.rows
         return min(self.rows, most) if isinstance(self.rows, int) else most
 
     @property

@@ -25,8 +25,8 @@ from lathe.core.ops.quantized.dequantized_product import LEAST_MAGNITUDE
 
 F32, I32, I8 = DType.FLOAT32, DType.INT32, DType.INT8
 _PIECE = 8  # bits
-# Words of codes between a load and a prefetch, also into the next panel. With several rows, products take so long that
-# the processor itself does not look that far ahead: on a Zen 4 four rows take three quarters of the time. One row does.
+# Words of codes between a load and a prefetch, also into the next panel. With it, four rows whose weights are in memory
+# take three quarters of the time on a Zen 4. One row gets none: there, the processor's own prefetches are faster.
 _AHEAD = 2048
 _MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
 _LEAST_BITS = int(np.float32(LEAST_MAGNITUDE).view(np.int32))
@@ -55,7 +55,7 @@ class _Dot(Product):
         # Of each step: with zero points minus the sum of the integers, with other offsets the sum of A.
         self.sums = sums[0] if sums else None
         self.has_zero_points = spec.offset_dtype is I8
-        # bytes of -127 to 127, below the first one also of -128 to 127, hold this integer and its negative
+        # Pieces of -127 to 127, and lower ones of -128 to 127, hold this integer and its negative.
         self.largest = sum(127 << (_PIECE * piece) for piece in range(spec.pieces))
         for_each_panel(
             k, self.entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks=True,

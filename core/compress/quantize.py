@@ -17,8 +17,8 @@ from lathe.core.compress.mixed import quantize_within
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
 from lathe.core.compress.rounding import Rounding
 from lathe.core.compress.static import StaticQuantization, activation_type, quantize_static
+from lathe.core.compress.weight_only import Activations, WeightQuantization
 from lathe.core.compress.weight_only import Method as WeightMethod
-from lathe.core.compress.weight_only import WeightQuantization
 from lathe.core.compress.weight_only import quantize_weights as quantize_weights_of
 from lathe.core.errors import DataError, UnsupportedError
 from lathe.core.frontends.onnx import load
@@ -104,15 +104,17 @@ def quantize_weights(
     skip: Collection[str] = (),
     batch: int = 32,
     threads: int | None = None,
+    activations: Activations = "float32",
 ) -> Graph:
     """A copy of `model` (a graph, a path to an ONNX file, or its bytes) whose large weights have 2, 4 or 8 `bits`.
 
     Weights of MatMul and Gemm of at least 4,096 elements become codes, of which each `block` of rows in a column has a
-    scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest",
-    "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds the weights of large
-    inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with `seed`, "floor", "ceil",
-    or "adaround", which learns it); "gptq" takes only "nearest". "nearest" without "adaround" ignores `data`. `data`,
-    `batch`, `skip` and `threads` are as in `quantize`.
+    scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32; with `activations`
+    "int8", Lathe rounds those that these weights multiply to int8 in each run, if that is faster. `method` is
+    "nearest", "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds the weights
+    of large inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with `seed`, "floor",
+    "ceil", or "adaround", which learns it); "gptq" takes only "nearest". "nearest" without "adaround" ignores `data`.
+    `data`, `batch`, `skip` and `threads` are as in `quantize`.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
     name in `skip` without a node, and a model that computes with integers already or has no large constant weight.
@@ -120,7 +122,9 @@ def quantize_weights(
     input of a product is not finite; FeedError if inputs do not fit the model.
     """
     graph = graph_of(model)
-    choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
+    choices = WeightQuantization(
+        bits, block, symmetric, method, rounding, seed, skip=frozenset(skip), activations=activations
+    )
     feeds = feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lathe.core.frontends.annotations import INT8, ROWS
 from lathe.core.frontends.writer import Writer
 from lathe.core.ir.dim import SymDim, symbol
 from lathe.core.ir.graph import Graph, Node, Value
@@ -215,6 +216,12 @@ def _iota(w: Writer, node: Node) -> Sequence[Value]:
 @_UNFOLDINGS.add("StopGradient", "Boundary")
 def _first_input(w: Writer, node: Node) -> Sequence[Value]:
     return [w.emit("Identity", node.inputs[0])]
+
+
+@_UNFOLDINGS.add("RoundableRows")
+def _roundable_rows(w: Writer, node: Node) -> Sequence[Value]:
+    """An Identity; the exporter writes its attribute as metadata (`annotations.py`)."""
+    return [w.emit("Identity", node.inputs[0], **{ROWS: INT8})]
 
 
 @_UNFOLDINGS.add("MaxPoolGradient")

@@ -64,7 +64,22 @@ def _elementwise() -> Iterator[Case]:
     x, unit, above = real(3, 4), real(3, 4, low=-0.9, high=0.9), real(3, 4, low=1.1, high=5)
     for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"):
         yield case(op, real(2, 3, 4), real(3, 1, low=0.6, high=3))
-    for op in ("Neg", "Abs", "Exp", "Erf", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Identity"):
+    for op in (
+        "Neg",
+        "Abs",
+        "Exp",
+        "Erf",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Atan",
+        "Sinh",
+        "Cosh",
+        "Tanh",
+        "Asinh",
+        "Identity",
+        "RoundableRows",
+    ):
         yield case(op, unit if op == "Tan" else x)
     for op in ("Asin", "Acos", "Atanh"):
         yield case(op, unit)

@@ -118,14 +118,17 @@ def test_a_static_method_measures_sensitivities_if_it_is_told_to() -> None:
     assert all(0 < layer.error < 0.05 and layer.exact_ns > 0 and layer.is_quantized for layer in measured.choices)
 
 
-@pytest.mark.parametrize("method", [Static(), Dynamic(), WeightOnly(bits=4)], ids=lambda method: method.kind)
+@pytest.mark.parametrize(
+    "method",
+    [Static(), Dynamic(), WeightOnly(bits=4), WeightOnly(bits=4, activations="int8")],
+    ids=["static", "dynamic", "weight-only", "int8-activations"],
+)
 def test_the_report_of_layers_has_the_errors_that_onnx_runtime_finds(method: Any) -> None:
     graph = lathe.load(WIDE)
     made = method.compress(graph, [DATA], 1).graph
     layers = report_layers(graph, made, DATA, 1)
-    types = {"static": ("uint8", "int8"), "dynamic": ("uint8", "int8"), "weight-only": ("float32", "uint4")}[
-        method.kind
-    ]
+    own = getattr(method, "activations", "")
+    types = {"static": ("uint8", "int8"), "dynamic": ("uint8", "int8"), "weight-only": (own, "uint4")}[method.kind]
     assert [(layer.op, layer.weights, layer.inputs_type, layer.weights_type) for layer in layers] == [
         ("MatMul", 4096, *types)
     ] * 2

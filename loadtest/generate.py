@@ -65,7 +65,8 @@ class _Worker:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        limits = self._answer()
+        self.vocabulary, self.context = int(limits["vocabulary"]), int(limits["context"])
 
     def ask(self, prompts: list[list[int]], count: int) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -82,9 +83,7 @@ class _Worker:
         return json.loads(line)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def _lathe(model: Path, threads: int, precision: str) -> _Worker:
@@ -92,11 +91,12 @@ def _lathe(model: Path, threads: int, precision: str) -> _Worker:
     return _Worker([sys.executable, "-m", "loadtest", "generate", *options])
 
 
-def _cells() -> dict[str, Cell]:
+def _cells(vocabulary: int, context: int) -> dict[str, Cell]:
+    """The cells for a model with these limits, with prompts of random tokens."""
     rng = np.random.default_rng(0)
 
     def prompt(length: int) -> list[int]:
-        return [int(token) for token in rng.integers(100, 40_000, length)]
+        return [int(token) for token in rng.integers(0, vocabulary, length)]
 
     cells: dict[str, Cell] = {}
     for length in _PROMPTS:
@@ -105,13 +105,14 @@ def _cells() -> dict[str, Cell]:
         cells[f"decode{length}"] = [prompt(length)], _NEW, _NEW - 1, False
     for streams in _STREAMS:
         cells[f"c{streams}"] = [prompt(_PROMPTS[0]) for _ in range(streams)], _NEW, streams * _NEW, True
-    return cells
+    return {label: cell for label, cell in cells.items() if len(cell[0][0]) + cell[1] <= context}
 
 
 def _measured(engines: Mapping[str, _Worker], rounds: int, clock: str) -> list[dict[str, Any]]:
     """A row for each engine: the medians of all cells, and the memory at the end."""
     rows: dict[str, dict[str, Any]] = {name: {"engine": name} for name in engines}
-    for label, (prompts, count, tokens, whole) in _cells().items():
+    vocabulary, context = (min(getattr(e, limit) for e in engines.values()) for limit in ("vocabulary", "context"))
+    for label, (prompts, count, tokens, whole) in _cells(vocabulary, context).items():
         found: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, engine in engines.items():
@@ -146,7 +147,7 @@ def _serve_lathe(path: Path, threads: int, precision: str) -> None:
                 start = at
         return [int(token) for token in decoder.run(chunks).argmax(-1)]
 
-    serve(step, lambda: None)
+    serve(step, lambda: None, decoder.vocabulary, decoder.context)
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

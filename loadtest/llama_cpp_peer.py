@@ -49,9 +49,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def serve(step: Callable[[Sequence[Row]], list[int]], clear: Callable[[], None]) -> None:
-    """Answer requests until the input ends."""
-    print(json.dumps("ready"), flush=True)
+def serve(
+    step: Callable[[Sequence[Row]], list[int]], clear: Callable[[], None], vocabulary: int, context: int
+) -> None:
+    """Answer requests until the input ends. The first line of output has the limits of the model."""
+    print(json.dumps({"vocabulary": vocabulary, "context": context}), flush=True)
     for line in sys.stdin:
         prompts, count = json.loads(line)
         clear()
@@ -88,7 +90,8 @@ def _main(path: str, threads: int) -> None:
         logits = (api.llama_get_logits_ith(context, i) for i, row in enumerate(rows) if row[3])
         return [int(np.ctypeslib.as_array(each, (size,)).argmax()) for each in logits]
 
-    serve(step, lambda: api.llama_memory_clear(api.llama_get_memory(context), True))
+    memory, positions = api.llama_get_memory(context), api.llama_model_n_ctx_train(model)
+    serve(step, lambda: api.llama_memory_clear(memory, True), size, positions)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class CachedDecoder:
         layout = CacheLayout(pages, page_size, _cache_dtype(cache_dtype))
         options = make_options(precision=precision, threads=threads, max_batch=capacity, cache_dir=cache_dir)
         self._step = _compiled_step(model, layout, options)
-        self._head = compile_host_executable(head_graph(model.module), options, BatchInfo(True, "", "n"), ())
+        self._head = compile_host_executable(head_graph(model.module, precision), options, BatchInfo(True, "", "n"), ())
         self._release(model)
         self._embedding = model.module.model.embed_tokens.weight
         self._tables = np.zeros((capacity, layout.table_pages(settings)), np.int64)
@@ -145,7 +145,7 @@ class CachedDecoder:
 
 def _compiled_step(model: LanguageModel, layout: CacheLayout, options: Options) -> Executable:
     """The code of a step, with an empty cache."""
-    graph = step_graph(model.module, layout)
+    graph = step_graph(model.module, layout, options.precision)
     made = compile_host_executable(graph, options, _BATCHING, ())
     for state in graph.states:
         # Zeros from the operating system: pages of memory that no token has reached cost nothing.

@@ -43,7 +43,7 @@ def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DT
     return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
 
 
-def step_graph(decoder: Decoder, layout: CacheLayout) -> Graph:
+def step_graph(decoder: Decoder, layout: CacheLayout, precision: str = "float32") -> Graph:
     """Tokens of many sequences to hidden states, with the cache as state.
 
     `embedded` float32 [n, width] are the rows of the embedding. `positions`, `sequences` and `slots` int64 [n], and
@@ -58,13 +58,13 @@ def step_graph(decoder: Decoder, layout: CacheLayout) -> Graph:
     for layer in range(settings.layers):
         inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
 
-    return _with_states(traced_with_codes(decoder, _Step, inputs, (), settings.family), layout)
+    return _with_states(traced_with_codes(decoder, _Step, inputs, (), settings.family, precision), layout)
 
 
-def head_graph(decoder: Decoder) -> Graph:
+def head_graph(decoder: Decoder, precision: str = "float32") -> Graph:
     """Hidden states to logits: `hidden` float32 [n, width] -> `logits` float32 [n, vocabulary]."""
     types = {"hidden": f"float32[n,{decoder.settings.width}]"}
-    return traced_with_codes(decoder, _Head, types, ["logits"], f"{decoder.settings.family}_head")
+    return traced_with_codes(decoder, _Head, types, ["logits"], f"{decoder.settings.family}_head", precision)
 
 
 class _Step(Module):

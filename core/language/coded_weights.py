@@ -18,6 +18,7 @@ from lathe.core.nn.trace import trace
 from lathe.core.passes.rewrite.editor import Editor
 
 _PREFIX = "decoder."
+_INT8_ROWS = "int8-activations"  # the precision in which kernels may round rows to int8
 
 
 def traced_with_codes(
@@ -26,8 +27,9 @@ def traced_with_codes(
     inputs: Mapping[str, TensorType | str],
     outputs: Sequence[str],
     name: str,
+    precision: str = "float32",
 ) -> Graph:
-    """The graph of `form(decoder)`, a module whose attribute `decoder` it is.
+    """The graph of `form(decoder)`, a module whose attribute `decoder` it is, for this precision of `lathe.compile`.
 
     Products with weights that have codes (`StoredWeight.codes`) become DequantizedMatMul. Such a weight is decoded only
     if another operator reads it.
@@ -47,7 +49,7 @@ def traced_with_codes(
         if node.op == "Gemm" and weight in coded and node.attrs.get("transB"):
             codes = _codes(coded[weight])
             assert codes is not None
-            _rewrite(editor, node, codes)
+            _rewrite(editor, node, codes, precision == _INT8_ROWS)
     editor.finish()
     for value in coded.keys() & graph.constants.keys():
         graph.constants[value] = _reader(coded[value])()
@@ -79,11 +81,13 @@ def _placeholder(parameter: Parameter) -> Callable[[], Array]:
     return zeros
 
 
-def _rewrite(editor: Editor, node: Node, weight: BlockCodes) -> None:
+def _rewrite(editor: Editor, node: Node, weight: BlockCodes, int8_rows: bool) -> None:
     """Replace a Gemm by a product with the codes of its weight [rows, columns], plus its bias."""
     arrays = {"codes": weight.codes, "scales": weight.scales, "offsets": weight.offsets}
     constants = [editor.constant(np.ascontiguousarray(a.T), label) for label, a in arrays.items() if a is not None]
     attrs: dict[str, Attr] = {"block": weight.block, "numbers": weight.numbers}
+    if int8_rows:
+        attrs["row_bits"] = 8
     y = editor.emit(node, "DequantizedMatMul", node.required_input(0), *constants, attrs=attrs)
     bias = node.input(2)
     editor.replace(node.output, y if bias is None else editor.emit(node, "Add", y, bias))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import lathe
+from lathe.core.language.cached_decoder import CachedDecoder
+from lathe.core.language.token_runner import Chunk
 from tests.exporters.packages.fetch import fetched
 
 EXPORTERS = Path(os.environ["LATHE_EXPORTERS"])
@@ -78,23 +80,51 @@ def prompts(model: lathe.LanguageModel) -> list[list[int]]:
     return [model.tokenizer.encode(text) for text in (*chats, *BEGINNINGS)]
 
 
-@pytest.mark.timeout(3600)
-def test_smollm2_gives_the_greedy_tokens_of_transformers(
-    model: lathe.LanguageModel, session: lathe.Session, smollm2: Path, tmp_path: Path
-) -> None:
-    """For 20 prompts, 256 tokens each: a run over prompt and tokens must find each token the likeliest of its place.
+@pytest.fixture(scope="module")
+def transformers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """For 20 prompts 256 greedy tokens each, and the differences of the two best logits."""
+    folder = tmp_path_factory.mktemp("transformers")
+    (folder / "prompts.json").write_text(json.dumps(prompts(lathe.load_language_model(smollm2))))
+    ran(Path(__file__).with_name("make_language_models.py"), smollm2, folder / "prompts.json", folder / "out.npz")
+    return np.load(folder / "out.npz")
 
-    So greedy decoding would find the same tokens one by one: logits depend on earlier tokens alone.
+
+def assert_greedy(model: lathe.LanguageModel, transformers: Any, run: Callable[[list[int], int], Any]) -> None:
+    """`run` returns the logits of the tokens from an index on, [tokens, vocabulary].
+
+    A run over prompt and tokens must find each token the likeliest of its place. So greedy decoding would find the same
+    tokens one by one: logits depend on earlier tokens alone.
     """
-    ids = prompts(model)
-    (tmp_path / "prompts.json").write_text(json.dumps(ids))
-    ran(Path(__file__).with_name("make_language_models.py"), smollm2, tmp_path / "prompts.json", tmp_path / "out.npz")
-    expected = np.load(tmp_path / "out.npz")
-    for prompt, tokens, gaps in zip(ids, expected["tokens"].tolist(), expected["gaps"], strict=True):
-        logits = session.run({"input_ids": np.array([prompt + tokens])})["logits"][0, len(prompt) - 1 : -1]
+    found = transformers["tokens"].tolist(), transformers["gaps"]
+    for prompt, tokens, gaps in zip(prompts(model), *found, strict=True):
+        logits = run(prompt + tokens[:-1], len(prompt) - 1)
         differ = np.flatnonzero(logits.argmax(-1) != tokens)
         assert not len(differ) or gaps[differ[0]] < CLOSE, model.tokenizer.decode(prompt)
+
+
+@pytest.mark.timeout(3600)
+def test_smollm2_gives_the_greedy_tokens_of_transformers(
+    model: lathe.LanguageModel, session: lathe.Session, transformers: Any
+) -> None:
+    assert_greedy(model, transformers, lambda ids, at: session.run({"input_ids": np.array([ids])})["logits"][0, at:])
     assert "0 on the reference" in session.explain()
+
+
+@pytest.mark.timeout(3600)
+def test_smollm2_with_a_cache_gives_the_greedy_tokens_of_transformers(
+    model: lathe.LanguageModel, transformers: Any
+) -> None:
+    """The prompt as a chunk, then token by token. Weights are codes of 4 and 8 bits."""
+    decoder = CachedDecoder(model, pages=16)
+
+    def run(ids: list[int], at: int) -> Any:
+        parts = [(0, at + 1), *((position, position + 1) for position in range(at + 1, len(ids)))]
+        return np.concatenate(
+            [decoder.run([Chunk(np.array(ids[start:stop]), start, range(16))]) for start, stop in parts]
+        )
+
+    assert_greedy(model, transformers, run)
+    decoder.close()
 
 
 @pytest.mark.timeout(1800)

@@ -98,6 +98,14 @@ def test_nothing_is_compiled_after_loading(decoder: CachedDecoder, monkeypatch: 
     assert not calls
 
 
+def test_weights_in_bfloat16_take_half_the_memory(tmp_path: Path) -> None:
+    wide, narrow = (decoder_of(tmp_path, "llama", precision=each) for each in ("float32", "bfloat16"))
+    expected = EXPECTED["llama/logits"][0]
+    assert np.abs(narrow.run([chunk(IDS[0], 0, 0)]) - expected).max() < 0.05 * np.abs(expected).max()
+    for ours, theirs in zip(narrow.executables, wide.executables, strict=True):
+        assert ours.plan.weights < 0.6 * theirs.plan.weights
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_narrow_cache_costs_little_accuracy(tmp_path: Path, dtype: str) -> None:
     decoder = decoder_of(tmp_path, "llama", cache_dtype=dtype)

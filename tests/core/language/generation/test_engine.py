@@ -296,7 +296,7 @@ def test_a_closed_iterator_cancels_its_text() -> None:
     engine = Engine(runner(), decode)
     parts = engine.generate(GenerationRequest((1, 2), GREEDY, 100))
     assert next(parts).text
-    parts.close()  # type: ignore[attr-defined]
+    parts.close()
     wait_until(lambda: engine.running == 0)
     assert engine.cache_use == 0
     engine.close()

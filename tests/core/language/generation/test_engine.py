@@ -280,6 +280,27 @@ def test_a_run_that_raises_ends_its_texts_and_no_others() -> None:
     engine.close()
 
 
+def test_an_error_of_one_text_does_not_stop_the_others() -> None:
+    def fragile(tokens: Sequence[int]) -> str:
+        if list(tokens) == [9, 9]:
+            raise ValueError("the tokenizer fails")
+        return decode(tokens)
+
+    engine = Engine(runner(), fragile)
+    same = SamplingSettings(temperature=0, bias={9: 1000.0})
+    good = Text(engine, GenerationRequest((1, 2, 3), GREEDY, 20))
+    bad = Text(engine, GenerationRequest((9,), same, 20))
+    assert str(bad.end().error) == "the tokenizer fails" and good.end().reason == "length"
+
+    def failing(part: Progress) -> None:
+        raise ValueError("the caller fails")
+
+    engine.submit(GenerationRequest((1,), GREEDY, 3), failing)
+    assert Text(engine, GenerationRequest((1, 2, 3), GREEDY, 20)).tokens == good.tokens
+    assert engine.cache_use == 0
+    engine.close()
+
+
 def test_closing_ends_texts_and_refuses_new_ones() -> None:
     gate = Gate()
     engine = Engine(gate, decode)

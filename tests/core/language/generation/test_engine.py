@@ -221,14 +221,19 @@ def test_clients_get_equal_shares() -> None:
     """One client has queued many texts; another one's text does not wait for all of them."""
     gate = Gate(pages=24)
     engine = Engine(gate, decode, sequences=2)
-    many = [Text(engine, GenerationRequest((number, 1, 2), GREEDY, 20, client="a")) for number in range(10)]
-    one = Text(engine, GenerationRequest((60, 1, 2), GREEDY, 20, client="b"))
+    ends: list[str] = []
+
+    def begin(first: int, client: str) -> None:
+        request = GenerationRequest((first, 1, 2), GREEDY, 20, client=client)
+        engine.submit(request, lambda part: ends.append(client) if part.end is not None else None)
+
+    for number in range(10):
+        begin(number, "a")
+    begin(60, "b")
     gate.open = True
     gate.permit()
-    one.end()
-    assert sum(text.done.is_set() for text in many) <= 4
-    for text in many:
-        text.end()
+    wait_until(lambda: len(ends) == 11)
+    assert ends.index("b") <= 4
     engine.close()
 
 

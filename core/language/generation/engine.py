@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -91,7 +91,7 @@ class Engine:
             self._send(lambda: self._scheduler.add(sequence))
         return lambda: self._cancel(sequence)
 
-    def generate(self, request: GenerationRequest) -> Iterator[Progress]:
+    def generate(self, request: GenerationRequest) -> Generator[Progress]:
         """The parts of a text, as they are generated, for callers without an event loop. Raises as `submit`.
 
         The text is cancelled if the iterator is closed. An `End` with an error raises it.

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lathe.core.errors import FeedError
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
@@ -18,7 +20,7 @@ from lathe.core.language.recomputing_runner import recomputing_runner
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import element_count
-from lathe.core.language.token_runner import TokenRunner
+from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
 _PAGE_SIZE = 32  # tokens
@@ -61,6 +63,7 @@ class TextGenerator:
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         runner = make_runner(model, options or GeneratorOptions())
+        runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
         self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, name=name)
 
     @classmethod

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from lathe.core.errors import LatheError
 from lathe.core.language.generation.page_pool import page_keys
 from lathe.core.language.generation.request import End, EndReason, GenerationRequest, Listener, Progress
 from lathe.core.language.generation.text_stream import Decode, TextStream
 from lathe.core.language.sampling import Choice, Logits, Sampler
+
+log = logging.getLogger(__name__)
 
 
 class Sequence:
@@ -46,12 +50,20 @@ class Sequence:
         return self._keys
 
     def choose(self, logits: Logits) -> bool:
-        """Choose the next token from its logits, and tell the caller; returns whether the text has ended."""
+        """Choose the next token from its logits, and tell the caller; returns whether the text has ended.
+
+        An error of sampling or of the tokenizer ends this text alone.
+        """
         try:
-            choice = self._sampler.choose(logits, len(self.tokens))
-        except LatheError as error:
-            self.end("error", error)
+            return self._choose(logits)
+        except Exception as error:
+            if not isinstance(error, LatheError):
+                log.exception("a token could not be chosen")
+            self._tell("", End("error", *self._counts(), error=error))
             return True
+
+    def _choose(self, logits: Logits) -> bool:
+        choice = self._sampler.choose(logits, len(self.tokens))
         self.tokens.append(choice.token)
         if choice.token in self.request.end_tokens:
             self.end("stop")
@@ -81,4 +93,7 @@ class Sequence:
     def _tell(self, text: str, end: End | None = None) -> None:
         choices, self._unsent = tuple(self._unsent), []
         self.ended = end is not None
-        self._listener(Progress(text, choices, end))
+        try:
+            self._listener(Progress(text, choices, end))
+        except Exception:  # an error of one caller must not stop the engine
+            log.exception("a listener failed")

@@ -19,7 +19,7 @@ from lathe.server.api.openai.completions import CompletionAnswer
 from lathe.server.api.openai.schemas import ChatRequest, CompletionRequest, Message, TextRequest
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
-from lathe.server.errors import BadRequest
+from lathe.server.errors import BadRequest, ServerError
 from lathe.server.generation.statistics import TextBook
 from lathe.server.generation.texts import Texts, as_server_error
 from lathe.server.serving.dataplane import DataPlane
@@ -62,7 +62,7 @@ def _add_models(routes: APIRouter, plane: DataPlane) -> None:
         """List the models that generate texts, are in memory, and that the caller may run or read."""
         caller: Caller = request.state.caller
         names = sorted({each.ref.name for each in _text_servables(plane.registry.servables())})
-        found = [(name, plane.registry.settled(name)) for name in names if _may_see(caller, name)]
+        found = [(name, _live(plane, name)) for name in names if _may_see(caller, name)]
         return {"object": "list", "data": [_model_entry(name, each) for name, each in found if each is not None]}
 
     @routes.get("/models/{model}")
@@ -154,6 +154,15 @@ class _Service:
 
 def _text_servables(servables: Iterable[Servable]) -> Iterable[Servable]:
     return (each for each in servables if isinstance(each.model, TextModel))
+
+
+def _live(plane: DataPlane, name: str) -> Servable | None:
+    """The live version of a model; None if it is not in memory, or no language model."""
+    try:
+        found = plane.resolve(name)
+    except ServerError:
+        return None
+    return found if isinstance(found.model, TextModel) else None
 
 
 def _may_see(caller: Caller, model: str) -> bool:

@@ -221,14 +221,19 @@ def test_clients_get_equal_shares() -> None:
     """One client has queued many texts; another one's text does not wait for all of them."""
     gate = Gate(pages=24)
     engine = Engine(gate, decode, sequences=2)
-    many = [Text(engine, GenerationRequest((number, 1, 2), GREEDY, 20, client="a")) for number in range(10)]
-    one = Text(engine, GenerationRequest((60, 1, 2), GREEDY, 20, client="b"))
+    ends: list[str] = []
+
+    def begin(first: int, client: str) -> None:
+        request = GenerationRequest((first, 1, 2), GREEDY, 20, client=client)
+        engine.submit(request, lambda part: ends.append(client) if part.end is not None else None)
+
+    for number in range(10):
+        begin(number, "a")
+    begin(60, "b")
     gate.open = True
     gate.permit()
-    one.end()
-    assert sum(text.done.is_set() for text in many) <= 4
-    for text in many:
-        text.end()
+    wait_until(lambda: len(ends) == 11)
+    assert ends.index("b") <= 4
     engine.close()
 
 
@@ -280,6 +285,27 @@ def test_a_run_that_raises_ends_its_texts_and_no_others() -> None:
     engine.close()
 
 
+def test_an_error_of_one_text_does_not_stop_the_others() -> None:
+    def fragile(tokens: Sequence[int]) -> str:
+        if list(tokens) == [9, 9]:
+            raise ValueError("the tokenizer fails")
+        return decode(tokens)
+
+    engine = Engine(runner(), fragile)
+    same = SamplingSettings(temperature=0, bias={9: 1000.0})
+    good = Text(engine, GenerationRequest((1, 2, 3), GREEDY, 20))
+    bad = Text(engine, GenerationRequest((9,), same, 20))
+    assert str(bad.end().error) == "the tokenizer fails" and good.end().reason == "length"
+
+    def failing(part: Progress) -> None:
+        raise ValueError("the caller fails")
+
+    engine.submit(GenerationRequest((1,), GREEDY, 3), failing)
+    assert Text(engine, GenerationRequest((1, 2, 3), GREEDY, 20)).tokens == good.tokens
+    assert engine.cache_use == 0
+    engine.close()
+
+
 def test_closing_ends_texts_and_refuses_new_ones() -> None:
     gate = Gate()
     engine = Engine(gate, decode)
@@ -296,7 +322,7 @@ def test_a_closed_iterator_cancels_its_text() -> None:
     engine = Engine(runner(), decode)
     parts = engine.generate(GenerationRequest((1, 2), GREEDY, 100))
     assert next(parts).text
-    parts.close()  # type: ignore[attr-defined]
+    parts.close()
     wait_until(lambda: engine.running == 0)
     assert engine.cache_use == 0
     engine.close()

@@ -10,7 +10,7 @@ import numpy as np
 
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Array
-from lathe.core.language.stored_tensor import StoredTensor
+from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.nn.module import Module
 
 
@@ -60,8 +60,22 @@ def load_weights(
         parameter.data = array
     unused = sorted(name for name in tensors if name not in used and not ignored.fullmatch(name))
     if unused:
-        message = f"tensor '{unused[0]}' belongs to no parameter of the decoder ({len(unused)} such tensors)"
+        message = f"tensor '{unused[0]}' belongs to no parameter of the model ({len(unused)} such tensors)"
         raise ModelError(message, where=where)
+
+
+def check_sizes(largest: int, layers: int, tensors: Mapping[str, StoredTensor], where: str) -> None:
+    """ModelError if files with these tensors cannot have a weight of `largest` elements, and one in each of the layers.
+
+    Called before a module is made, so that its size is bounded by that of the files.
+    """
+    most = max((element_count(each.shape, each.name, where) for each in tensors.values()), default=0)
+    if largest > most or layers > len(tensors):
+        raise ModelError(
+            f"needs a weight of {largest} elements, and one in each of {layers} layers; "
+            f"the largest of {len(tensors)} tensors has {most} elements",
+            where=where,
+        )
 
 
 def _converted(source: WeightSource, tensors: Sequence[StoredTensor], where: str) -> Array:

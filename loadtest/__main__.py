@@ -5,6 +5,7 @@ python -m loadtest chaos                                                starts s
 python -m loadtest starting                                             measures the start of a server
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
+python -m loadtest generate MODEL                                       measures text generation
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
-from loadtest import cold, compression, engine, exported, footprint, packing, report_docs, starting, tokens, weights
+from loadtest import (
+    cold,
+    compression,
+    engine,
+    exported,
+    footprint,
+    generate,
+    packing,
+    report_docs,
+    starting,
+    tokens,
+    weights,
+)
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
 from loadtest.gpu import run as gpu
@@ -48,6 +61,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "engine": engine.main,
     "exported": exported.main,
     "footprint": footprint.main,
+    "generate": generate.main,
     "gpu": gpu.main,
     "packing": packing.main,
     "docs": report_docs.main,

@@ -108,6 +108,12 @@ class Settings(BaseSettings):
         description="Memory for all models together: for each its weights, the arena of its batches, its queue and its "
         "response cache. A model that would exceed it is not loaded (507). Unset: no limit.",
     )
+    generation_cache: int = Field(
+        512 * MIB,
+        ge=1 * MIB,
+        description="Memory for the keys and values of each language model in memory; it bounds how many texts are "
+        "generated at once, and how long they are.",
+    )
 
     # batching and admission
     workers: int = Field(

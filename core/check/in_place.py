@@ -18,10 +18,10 @@ from lathe.core.ops.opdef import registry
 _EXTRAS = {"FusedMatMul": 2, "FusedConv": 3, "PooledConv": 3, "DequantizedMatMul": 4}
 _LINES = ("Softmax", "GuardedSoftmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
           "InstanceNormalization")  # fmt: skip
-_SCATTERS = ("ScatterND", "ScatterElements")
+_SCATTERS = ("ScatterND", "ScatterElements", "CacheWrite")
 _ONE_BY_ONE = frozenset({"elementwise"})  # families that process the elements of all operands in the same order
 _BY_LINES = frozenset({"softmax", "layernorm", "groupnorm", "norm"})  # each completes a line or group before the next
-_SCATTERING = frozenset({"scatter", "scatter_elements"})  # each copies an element before it changes the copy
+_SCATTERING = frozenset({"scatter", "scatter_elements", "cache_write"})  # each copies an element, then changes it
 
 # Families that read an epilogue input immediately before they write the result, and the condition on the spec: a kernel
 # does not do so if its output holds sums until a deferred epilogue.

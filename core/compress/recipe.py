@@ -60,6 +60,7 @@ class CompressionMethod(Section):
     def check(self, graph: Graph) -> None:
         """UnsupportedError if the method has nothing to change in `graph`, or if a setting does not fit it.
 
+        Also if `graph` computes with integers already.
         Nothing is run.
         """
 
@@ -368,8 +369,8 @@ def compress(
     data ignore them.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an invalid method or
-    `batch`, and for a model in which the method has nothing to change; DataError and FeedError for data that are
-    missing or do not fit.
+    `batch`, and for a model in which the method has nothing to change, or which computes with integers already;
+    DataError and FeedError for data that are missing or do not fit.
     """
     chosen = method if isinstance(method, CompressionMethod) else method_from_values(method)
     graph = graph_of(model)

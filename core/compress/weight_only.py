@@ -80,8 +80,9 @@ def quantize_weights(
     """A copy of `graph` whose large weights of MatMul and Gemm are codes in blocks.
 
     Passes rewrite the copy first, as in `quantize_static`. GPTQ, AWQ and AdaRound run it on `batches` (representative
-    inputs by name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, or
-    `options.skip` names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
+    inputs by name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, if
+    `options.skip` names no node, or if `graph` computes with integers already; DataError without batches where they are
+    needed, other errors as in `collect_moments`.
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
@@ -109,7 +110,10 @@ class _Product:
 
 
 def check_weights(graph: Graph, options: WeightQuantization) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no weight is large enough."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no weight is large enough.
+
+    Also if it computes with integers already.
+    """
     _large_products(Editor(prepare(graph)), options)
 
 

@@ -29,6 +29,8 @@ from lathe.core.kernels.indexing.gather_rows_spec import gather_rows
 from lathe.core.kernels.indexing.gather_spec import gather
 from lathe.core.kernels.indexing.scatter_spec import scatter_elements, scatter_rows
 from lathe.core.kernels.norm.spec import batch_norm, group_norm, layer_norm
+from lathe.core.kernels.paged_cache.attention_spec import cached_attention
+from lathe.core.kernels.paged_cache.write_spec import cache_write
 from lathe.core.kernels.pool.gradient_spec import pool_gradient
 from lathe.core.kernels.pool.indices_spec import pool_indices
 from lathe.core.kernels.pool.spec import pool
@@ -82,6 +84,8 @@ TABLE: dict[str, Row] = {
     # attention and recurrence
     "FusedAttention": Row((attention,)),
     "SegmentAttention": Row((segment_attention,)),
+    "CacheWrite": Row((cache_write,)),
+    "CachedAttention": Row((cached_attention,)),
     "RecurrentSteps": Row((recurrent,)),
     # windows
     "MaxPool": Row((dynamic_pool, pool, pool_indices)),

@@ -1,4 +1,7 @@
-"""Causal self-attention of a decoder. `attend` is the only code of a decoder in which a token reads other tokens."""
+"""Causal self-attention of a decoder.
+
+`attend`, and `attend_cached` over a cache, are the only code of a decoder in which a token reads other tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +31,57 @@ class Places:
 
     def rotated(self, x: Tensor) -> Tensor:
         """Queries or keys [batch, heads, length, size], rotated by the angles of their positions."""
-        if self.rotation is None:
-            return x
-        cos, sin = self.rotation
-        first, second = x.chunk(2, -1)
-        return cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return _rotated(x, self.rotation)
+
+
+@dataclass(frozen=True)
+class CachePlaces:
+    """The places of n tokens of many sequences, in their sequences and in the cache: see the operator CachedAttention.
+
+    `positions`, `sequences` and `slots` are int64 [n], `tables` is int64 [n, pages of the longest sequence].
+    `rotation` has cosines and sines [n, 1, head_size / 2], or is None.
+    """
+
+    positions: Tensor
+    sequences: Tensor
+    slots: Tensor
+    tables: Tensor
+    rotation: tuple[Tensor, Tensor] | None
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Queries or keys [n, heads, size], rotated by the angles of their positions."""
+        return _rotated(x, self.rotation)
 
 
 def places_of(length: Tensor, settings: DecoderSettings) -> Places:
     """The places of the tokens of a sequence of `length` (int64 of rank 0) tokens."""
     zero, one = tensor(0), tensor(1)
     positions = zero.op("Range", length, one)
+    return Places(positions, _rotation(positions.unsqueeze(1), settings))
+
+
+def cache_places(
+    positions: Tensor, sequences: Tensor, slots: Tensor, tables: Tensor, settings: DecoderSettings
+) -> CachePlaces:
+    """The places of tokens at these positions of their sequences."""
+    rotation = _rotation(positions.unsqueeze(1).unsqueeze(2), settings)
+    return CachePlaces(positions, sequences, slots, tables, rotation)
+
+
+def _rotation(positions: Tensor, settings: DecoderSettings) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines of the angles for positions [..., 1]: [..., head_size / 2]; None without rotary embedding."""
     if settings.rotary is None:
-        return Places(positions, None)
-    angles = positions.to(DType.FLOAT32).unsqueeze(1) * settings.rotary.frequencies(settings.head_size)
-    return Places(positions, (angles.op("Cos"), angles.op("Sin")))
+        return None
+    angles = positions.to(DType.FLOAT32) * settings.rotary.frequencies(settings.head_size)
+    return angles.op("Cos"), angles.op("Sin")
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    if rotation is None:
+        return x
+    cos, sin = rotation
+    first, second = x.chunk(2, -1)
+    return cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, places: Places, window: int | None) -> Tensor:
@@ -59,6 +98,31 @@ def attend(query: Tensor, key: Tensor, value: Tensor, places: Places, window: in
     if window is not None:
         seen = seen & (own - other < window)
     return where(seen, scores, _LEFT_OUT).softmax(-1) @ value
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The cached keys [pages, kv_heads, size, page] and values [pages, kv_heads, page, size] of a layer."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def attend_cached(
+    query: Tensor, key: Tensor, value: Tensor, places: CachePlaces, window: int | None, cache: LayerCache
+) -> tuple[Tensor, LayerCache]:
+    """`attend` for n tokens over the cache, to which their own keys and values are added first.
+
+    Queries [n, heads, size], keys and values [n, kv_heads, size] -> the shape of the queries, and the next cache.
+    """
+    keys = cache.keys.op("CacheWrite", key, places.slots, transposed=1)
+    values = cache.values.op("CacheWrite", value, places.slots)
+    scale = 1 / math.sqrt(query.extent(2))
+    found = query.op(
+        "CachedAttention", keys, values, places.positions, places.sequences, places.tables,
+        scale=scale, window=window or 0,
+    )  # fmt: skip
+    return found, LayerCache(keys, values)
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:
@@ -83,14 +147,27 @@ class SelfAttention(Module):
         self.k_norm = RMSNorm(self.size, settings.epsilon) if settings.query_norm else None
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
+        query, key, value = (each.transpose(1, 2) for each in self._projected(x))
+        found = attend(places.rotated(query), places.rotated(key), value, places, self.window).transpose(1, 2)
+        return self._joined(found, x)
+
+    def cached(self, x: Tensor, places: CachePlaces, cache: LayerCache) -> tuple[Tensor, LayerCache]:
+        """The same for tokens of many sequences, [n, width] -> same, over a cache, which the tokens join."""
+        query, key, value = self._projected(x)
+        found, cache = attend_cached(places.rotated(query), places.rotated(key), value, places, self.window, cache)
+        return self._joined(found, x), cache
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., heads, size] of [..., width], before rotation."""
         query, key = self._split(self.q_proj(x), self.heads), self._split(self.k_proj(x), self.kv_heads)
-        value = self._split(self.v_proj(x), self.kv_heads).transpose(1, 2)
         query = query if self.q_norm is None else self.q_norm(query)
         key = key if self.k_norm is None else self.k_norm(key)
-        query, key = (places.rotated(each.transpose(1, 2)) for each in (query, key))
-        found = attend(query, key, value, places, self.window).transpose(1, 2)
-        return self.o_proj(found.reshape(*x.shape[:2], self.heads * self.size))
+        return query, key, self._split(self.v_proj(x), self.kv_heads)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        """[batch, length, heads * size] -> [batch, length, heads, size]."""
-        return x.reshape(*x.shape[:2], heads, self.size)
+        """[..., heads * size] -> [..., heads, size]."""
+        return x.reshape(*x.shape[:-1], heads, self.size)
+
+    def _joined(self, found: Tensor, x: Tensor) -> Tensor:
+        """The output projection of [..., heads, size], for the shape of `x`."""
+        return self.o_proj(found.reshape(*x.shape[:-1], self.heads * self.size))

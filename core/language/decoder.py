@@ -5,10 +5,10 @@ Parameters have the names of Llama in the library Transformers, such as `model.l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lathe.core.language.attention import Places, SelfAttention, places_of
+from lathe.core.language.attention import CachePlaces, LayerCache, Places, SelfAttention, places_of
 from lathe.core.language.experts import MixtureOfExperts
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.nn import functional as F
@@ -42,7 +42,10 @@ class Decoder(Module):
         self.lm_head = None if settings.tied else Linear(settings.width, settings.vocabulary, bias=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.model(input_ids)
+        return self.logits(self.model(input_ids))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits [..., vocabulary] of rows [..., width] that the layers computed."""
         return F.linear(x, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
 
@@ -68,6 +71,20 @@ class Layers(Module):
             x = layer(x, places)
         return self.norm(x)
 
+    def cached(self, x: Tensor, places: CachePlaces, caches: Sequence[LayerCache]) -> tuple[Tensor, list[LayerCache]]:
+        """The same for tokens of many sequences over a cache per layer: [n, width] -> same, and the next caches.
+
+        `x` are rows of `embed_tokens`: a table is cheaper to read where it is stored than from code.
+        """
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(places.positions)
+        following: list[LayerCache] = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            assert isinstance(layer, Layer)
+            x, after = layer.cached(x, places, cache)
+            following.append(after)
+        return self.norm(x), following
+
 
 class Layer(Module):
     """Attention and a feed-forward network, each after a normalization and with a residual connection.
@@ -82,7 +99,14 @@ class Layer(Module):
         self.mlp: Module = _mixture(settings) if mixed else FeedForward(settings)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), places)
+        return self._fed_forward(x + self.self_attn(self.input_layernorm(x), places))
+
+    def cached(self, x: Tensor, places: CachePlaces, cache: LayerCache) -> tuple[Tensor, LayerCache]:
+        """The same for tokens of many sequences over a cache: [n, width] -> same, and the next cache."""
+        found, cache = self.self_attn.cached(self.input_layernorm(x), places, cache)
+        return self._fed_forward(x + found), cache
+
+    def _fed_forward(self, x: Tensor) -> Tensor:
         added: Tensor = self.mlp(self.post_attention_layernorm(x))
         return x + added
 

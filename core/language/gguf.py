@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.errors import ModelError, UnsupportedError
-from lathe.core.language.gguf_blocks import BLOCK_TYPES, decode_blocks
+from lathe.core.language.gguf_blocks import BLOCK_TYPES, can_decode, decode_blocks
 from lathe.core.language.mapped_file import check_ranges, mapped_bytes
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 
@@ -137,7 +137,9 @@ def _tensors(cursor: _Cursor, count: int, metadata: Mapping[str, Any], data: NDA
     body = data[min(start, len(data)) :]
     check_ranges([(place.start, place.end, place.name) for place in places], len(body), cursor.where)
     return [
-        StoredTensor(place.name, place.kind, place.shape, body[place.start : place.end], decode_blocks)
+        StoredTensor(
+            place.name, place.kind, place.shape, body[place.start : place.end], decode_blocks, can_decode(place.kind)
+        )
         for place in places
     ]
 

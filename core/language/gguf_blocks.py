@@ -38,6 +38,11 @@ class BlockType:
     decode: Callable[[Bytes], Floats] | None = None
 
 
+def can_decode(kind: str) -> bool:
+    """Whether Lathe can decode tensors of the type with this name."""
+    return any(each.name == kind and each.decode is not None for each in BLOCK_TYPES.values())
+
+
 def decode_blocks(tensor: StoredTensor) -> Array:
     """The elements of a GGUF tensor: float32 is a view of the file, all other types become new float32 arrays.
 
@@ -62,12 +67,12 @@ def _floats(dtype: Any) -> Callable[[Bytes], Floats]:
     return lambda blocks: np.ascontiguousarray(blocks).view(dtype).astype(np.float32)
 
 
-def _scale(blocks: Bytes, start: int) -> Floats:
+def scale(blocks: Bytes, start: int) -> Floats:
     """The float16 at byte `start` of each block, as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: Bytes, width: int) -> Bytes:
+def nibbles(packed: Bytes, width: int) -> Bytes:
     """The two halves of each byte [blocks, bytes] as [blocks, 2 * bytes].
 
     Of each run of `width` bytes the low halves come first, then the high halves.
@@ -78,37 +83,50 @@ def _nibbles(packed: Bytes, width: int) -> Bytes:
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    return _scale(blocks, 0) * (_nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8)).astype(np.float32)
+    return scale(blocks, 0) * (nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8)).astype(np.float32)
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    return _scale(blocks, 0) * _nibbles(blocks[:, 4:], 16).astype(np.float32) + _scale(blocks, 2)
+    return scale(blocks, 0) * nibbles(blocks[:, 4:], 16).astype(np.float32) + scale(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
-    return _scale(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
+    return scale(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
 
 
-def _q4_k(blocks: Bytes) -> Floats:
-    """8 sub-blocks of 32 elements, each with a scale and a minimum of 6 bits."""
+def steps_of_q4_k(blocks: Bytes) -> tuple[Floats, Floats]:
+    """The scales of 8 sub-blocks of 32 elements, and what is subtracted from their elements: [blocks, 8] each.
+
+    Scales and minima have 6 bits.
+    """
     low, high, rest = (blocks[:, start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate([low & 63, (rest & 15) | ((low >> 2) & 48)], axis=1)
     minima = np.concatenate([high & 63, (rest >> 4) | ((high >> 2) & 48)], axis=1)
-    steps = (_scale(blocks, 0) * scales.astype(np.float32))[:, :, None]
-    offsets = (_scale(blocks, 2) * minima.astype(np.float32))[:, :, None]
-    elements = _nibbles(blocks[:, 16:], 32).reshape(len(blocks), 8, 32).astype(np.float32)
-    return (steps * elements - offsets).reshape(len(blocks), 256)
+    return scale(blocks, 0) * scales.astype(np.float32), scale(blocks, 2) * minima.astype(np.float32)
 
 
-def _q6_k(blocks: Bytes) -> Floats:
-    """16 sub-blocks of 16 elements, each with a scale of 8 bits; 4 low bits and 2 high bits of an element lie apart."""
-    low = _nibbles(blocks[:, :128], 64)
+def _q4_k(blocks: Bytes) -> Floats:
+    steps, offsets = steps_of_q4_k(blocks)
+    elements = nibbles(blocks[:, 16:], 32).reshape(len(blocks), 8, 32).astype(np.float32)
+    return (steps[:, :, None] * elements - offsets[:, :, None]).reshape(len(blocks), 256)
+
+
+def parts_of_q6_k(blocks: Bytes) -> tuple[NDArray[np.int8], Floats]:
+    """The elements, int8 [blocks, 256], and the scales of 16 sub-blocks of 16 elements, [blocks, 16].
+
+    4 low bits and 2 high bits of an element lie apart.
+    """
+    low = nibbles(blocks[:, :128], 64)
     runs = blocks[:, 128:192].reshape(len(blocks), 2, 1, 32)
     high = np.concatenate([(runs >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2).reshape(len(blocks), 256)
     elements = (low | (high << 4)).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    steps = (_scale(blocks, 208) * scales)[:, :, None]
-    return (steps * elements.reshape(len(blocks), 16, 16).astype(np.float32)).reshape(len(blocks), 256)
+    return elements, scale(blocks, 208) * scales
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    elements, steps = parts_of_q6_k(blocks)
+    return (steps[:, :, None] * elements.reshape(len(blocks), 16, 16).astype(np.float32)).reshape(len(blocks), 256)
 
 
 # By the number in the file (`enum ggml_type`). Types without a decoder are here for errors that name them.

@@ -18,6 +18,7 @@ class StoredTensor:
     """A tensor in a file: `kind` is the file's name of the type, `data` are its bytes, which `decode` converts.
 
     `decode` returns an array of `shape`: a view of the file if the type is one of NumPy's, otherwise float32.
+    `is_known` says whether it can decode the type.
     """
 
     name: str
@@ -25,6 +26,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
     decode: Callable[[StoredTensor], Array]
+    is_known: bool = True
+
+    def check(self) -> None:
+        """UnsupportedError if Lathe cannot decode the type."""
+        if not self.is_known:
+            self.decode(self)
 
     def array(self) -> Array:
         """The elements, read-only or new. UnsupportedError if Lathe cannot decode the type."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Array
+from lathe.core.language.gguf_codes import BlockCodes, block_codes, can_split
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.nn.module import Module
+
+
+_NOTHING = np.zeros((), np.dtype([]))  # an element of no bytes: arrays of it have a shape, and cost no memory
 
 
 def _unchanged(array: Array) -> Array:
@@ -41,10 +46,11 @@ def load_weights(
     ignored: re.Pattern[str],
     where: str,
 ) -> None:
-    """Set the parameters of `module` to the tensors that `source` names for them, as float32.
+    """Give the parameters of `module` the tensors that `source` names for them, as float32.
 
-    A tensor of float32 whose source does not change it is not copied. `ignored` matches the names of tensors that no
-    parameter needs. ModelError for a tensor that is missing, has another shape, or belongs to no parameter.
+    They are read when they are needed first. A tensor of float32 whose source does not change it is never copied.
+    `ignored` matches the names of tensors that no parameter needs. ModelError for a tensor that is missing, has another
+    shape, or belongs to no parameter; UnsupportedError for one of a type that Lathe cannot decode.
     """
     used: set[str] = set()
     for path, parameter in module.named_state():
@@ -53,11 +59,13 @@ def load_weights(
             if name not in tensors:
                 raise ModelError(f"tensor '{name}' is missing, which parameter '{path}' needs", where=where)
         used.update(wanted.names)
-        array = _converted(wanted, [tensors[name] for name in wanted.names], where)
-        if array.shape != parameter.data.shape:
-            message = f"tensor '{wanted.name}' gives parameter '{path}' the shape {list(array.shape)}"
+        first, *others = (tensors[name] for name in wanted.names)
+        stored = StoredWeight(first, wanted.convert, tuple(others))
+        shape = _shape_of(stored, where)
+        if shape != parameter.data.shape:
+            message = f"tensor '{wanted.name}' gives parameter '{path}' the shape {list(shape)}"
             raise ModelError(f"{message}, expected {list(parameter.data.shape)}", where=where)
-        parameter.data = array
+        parameter.defer(stored)
     unused = sorted(name for name in tensors if name not in used and not ignored.fullmatch(name))
     if unused:
         message = f"tensor '{unused[0]}' belongs to no parameter of the model ({len(unused)} such tensors)"
@@ -78,17 +86,65 @@ def check_sizes(largest: int, layers: int, tensors: Mapping[str, StoredTensor], 
         )
 
 
-def _converted(source: WeightSource, tensors: Sequence[StoredTensor], where: str) -> Array:
-    """The elements of a parameter: float32, contiguous and read-only."""
+@dataclass(frozen=True)
+class StoredWeight:
+    """A parameter in a checkpoint: calling it reads its elements, as float32, contiguous and read-only.
+
+    `convert` makes it of the arrays of `tensor` and of `others`, see `WeightSource`.
+    """
+
+    tensor: StoredTensor
+    convert: Callable[..., Array] = _unchanged
+    others: tuple[StoredTensor, ...] = ()
+
+    def __call__(self) -> Array:
+        array = np.ascontiguousarray(self.convert(*(each.array() for each in self.tensors)), np.float32)
+        array.setflags(write=False)
+        return array
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        return (self.tensor, *self.others)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter. ValueError if the tensors' shapes do not fit the conversion."""
+        return self.convert(*(np.broadcast_to(_NOTHING, each.shape) for each in self.tensors)).shape
+
+    @property
+    def has_codes(self) -> bool:
+        return not self.others and can_split(self.tensor)
+
+    def codes(self) -> BlockCodes | None:
+        """The elements as codes of few bits with scales; None if the file does not hold codes.
+
+        The conversions of GGUF files move whole rows, so they apply to codes and scales alike.
+        """
+        found = None if self.others else block_codes(self.tensor)
+        if found is None:
+            return None
+        offsets = None if found.offsets is None else self.convert(found.offsets)
+        return replace(found, codes=self.convert(found.codes), scales=self.convert(found.scales), offsets=offsets)
+
+    def rows(self, numbers: NDArray[np.int64]) -> Array:
+        """Rows of the elements, float32: only these are read from the file if the parameter is the tensor itself."""
+        if self.convert is not _unchanged:
+            return np.asarray(self()[numbers])
+        rows = self.tensor.data.reshape(self.tensor.shape[0], -1)[numbers]
+        part = replace(self.tensor, shape=(len(numbers), *self.tensor.shape[1:]), data=rows.reshape(-1))
+        return part.array().astype(np.float32, copy=False)
+
+
+def _shape_of(stored: StoredWeight, where: str) -> tuple[int, ...]:
+    """The shape of a parameter. ModelError if the tensor's shape does not fit its conversion."""
+    tensor = stored.tensor
+    for each in stored.tensors:
+        each.check()
     try:
-        array = np.ascontiguousarray(source.convert(*(tensor.array() for tensor in tensors)), np.float32)
+        return stored.shape
     except ValueError:
-        shape = list(tensors[0].shape)
-        raise ModelError(
-            f"tensor '{tensors[0].name}' has shape {shape}, which does not fit the settings", where=where
-        ) from None
-    array.setflags(write=False)
-    return array
+        message = f"tensor '{tensor.name}' has shape {list(tensor.shape)}, which does not fit the settings"
+        raise ModelError(message, where=where) from None
 
 
 def part(index: int, parts: int) -> Callable[[Array], Array]:

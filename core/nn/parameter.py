@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lathe.core.ir.graph import Array, Value
@@ -15,10 +17,34 @@ class Parameter(Tensor):
     With `requires_grad=False` training does not change it.
     """
 
+    _data: Array | None
+    _source: Callable[[], Array] | None
+
     def __init__(self, data: object, requires_grad: bool = True) -> None:
         array = np.array(data)
-        self.data: Array = array.astype(np.float32) if array.dtype == np.float64 else array
+        self.data = array.astype(np.float32) if array.dtype == np.float64 else array
         self.requires_grad = requires_grad
+
+    @property
+    def data(self) -> Array:
+        """The elements. Those of a deferred parameter are read at the first access, and kept."""
+        if self._data is None:
+            assert self._source is not None
+            self._data = self._source()
+        return self._data
+
+    @data.setter
+    def data(self, array: Array) -> None:
+        self._data, self._source = array, None
+
+    def defer(self, source: Callable[[], Array]) -> None:
+        """Read the elements from `source` when they are needed first, such as those of a large weight in a file."""
+        self._data, self._source = None, source
+
+    @property
+    def source(self) -> Callable[[], Array] | None:
+        """The source of a deferred parameter whose `data` has not been replaced since; otherwise None."""
+        return self._source
 
     @property
     def value(self) -> Value:

@@ -6,6 +6,7 @@ from lathe.core.ops.image import detection, image_decoder, patches, resize, samp
 from lathe.core.ops.ml import features, labels, linear, maps, svm, tree_models, trees
 from lathe.core.ops.nn import (
     activation,
+    cached_attention,
     conv,
     conv_gradient,
     expert_product,
@@ -41,6 +42,7 @@ set_inference(infer_node)
 
 __all__ = [
     "activation",
+    "cached_attention",
     "codes",
     "control_flow",
     "conv",

@@ -26,9 +26,9 @@ def push(
     model: Annotated[
         Path,
         typer.Argument(
-            help="An ONNX file, an exported program of PyTorch (.pt2), or a `pipeline.toml`.",
+            help="An ONNX file, an exported program of PyTorch (.pt2), a `pipeline.toml`, or a language model: a GGUF "
+            "file or a Hugging Face folder.",
             exists=True,
-            dir_okay=False,
             readable=True,
             metavar="FILE",
         ),

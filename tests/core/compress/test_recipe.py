@@ -176,6 +176,32 @@ def test_a_check_finds_what_cannot_be_compressed_without_a_run() -> None:
             method.model_copy(update={"skip": ("z",)}).check(lathe.load(WIDE))
 
 
+@pytest.mark.parametrize("made", [lambda: lathe.quantize(WIDE, DATA, threads=1), lambda: lathe.quantize_dynamic(WIDE)])
+def test_a_model_of_integers_is_not_compressed_again(made: Any) -> None:
+    """Not by any method, from a table or from a function; a model whose weights alone have few bits is."""
+    integers = made()
+    complaint = r"expected a model that computes with floats, but node '.+' \(MatMul.*\) computes with integers"
+    for method in (Static(), Mixed(budget=0.1), Dynamic(), WeightOnly(), Channels(), Zeros()):
+        with pytest.raises(UnsupportedError, match=complaint):
+            method.check(integers)
+    for again in (
+        lambda: lathe.quantize(integers, DATA),
+        lambda: lathe.quantize(lathe.export(integers), DATA, budget=0.1),
+        lambda: lathe.quantize_weights(integers),
+        lambda: lathe.quantize_dynamic(integers),
+        lambda: lathe.prune_channels(integers),
+        lambda: lathe.prune_weights(integers),
+    ):
+        with pytest.raises(UnsupportedError, match=complaint):
+            again()
+    Static().check(lathe.quantize_weights(WIDE))
+    Static().check(lathe.load(model(
+        "uint8[n,64] b => uint8[n,64] q",
+        "x = DequantizeLinear(b, s) h = Relu(x) y = MatMul(h, w) q = QuantizeLinear(y, s)",
+        f"float s = {{0.1}}, float[64,64] w = {{{', '.join(['0.5'] * 4096)}}}",
+    )))  # fmt: skip
+
+
 def test_methods_that_need_data_say_so() -> None:
     needing = (Static(), Mixed(budget=0.1), WeightOnly(weights="gptq"), WeightOnly(rounding="adaround"))
     assert all(method.needs_data for method in needing)

@@ -137,6 +137,9 @@ def graphs() -> Iterator[Graph]:
     yield single_node("RecurrentSteps", *_recurrent(), outputs=3, cell="LSTM", direction="forward")
     yield _node("SegmentAttention", *["float32[1,n,2,16]"] * 3, "int64[n+1]", epilogue=summed, **_HEADS)
     yield _node("SegmentReduce", "float32[n,8]", "int64[n+1]", axis=0, mode="mean")
+    pages = ("float32[6,2,16,32]", "float32[6,2,32,16]")
+    yield _node("CacheWrite", pages[0], "float32[n,2,16]", "int64[n]", transposed=1)
+    yield _node("CachedAttention", "float32[n,4,16]", *pages, "int64[n]", "int64[n]", "int64[n,4]", scale=0.25)
     yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **tree_attributes(0, trees=6, targets=2))
     yield single_node(
         "SVMClassifier", tensor("float32[n,5]"), outputs=2, **machine_attributes("RBF", 9, 20, 3, probable=True)

@@ -13,10 +13,12 @@ from lathe.core.errors import ModelError, UnsupportedError
 from lathe.core.language import gguf_blocks
 from lathe.core.language.gguf import GgufFile, read_gguf
 from lathe.core.language.gguf_blocks import BLOCK_TYPES
+from lathe.core.language.gguf_codes import block_codes
 from tests.core.language.gguf_writer import floats, gguf_bytes
 
 BLOCKS = np.load(Path(__file__).parent / "gguf_blocks.npz")
 NUMBERS = {type_.name: number for number, type_ in BLOCK_TYPES.items()}
+CODED = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
 DECODED = [type_.name for type_ in BLOCK_TYPES.values() if type_.decode is not None]
 
 
@@ -41,6 +43,26 @@ def test_blocks_are_decoded_as_the_package_does(
     found = tensor.array()
     assert (tensor.kind, found.dtype, found.shape) == (name, np.float32, expected.shape)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_and_scales_give_the_elements(read: Any, name: str) -> None:
+    """number(code) * scale + offset, bit by bit."""
+    blocks, expected = BLOCKS[f"{name}/blocks"], BLOCKS[f"{name}/elements"]
+    tensor = read(gguf_bytes({}, {"x": (NUMBERS[name], expected.shape, blocks.tobytes())})).tensors["x"]
+    found = block_codes(tensor)
+    assert found is not None
+    assert found.codes.dtype == (np.uint8 if found.numbers else np.int8)
+    numbers = np.float32(found.numbers)[found.codes] if found.numbers else found.codes.astype(np.float32)
+    with np.errstate(all="ignore"):  # scales may be infinite or NaN
+        elements = numbers * np.repeat(found.scales, found.block, 1)
+        if found.offsets is not None:
+            elements += np.repeat(found.offsets, found.block, 1)
+    np.testing.assert_array_equal(elements, expected)
+
+
+def test_floats_have_no_codes(read: Any) -> None:
+    assert block_codes(read(gguf_bytes({}, {"x": floats(np.ones((2, 3)))})).tensors["x"]) is None
 
 
 def test_all_types_are_recorded() -> None:

@@ -1,0 +1,108 @@
+"""The two graphs of a decoder with a cache: tokens to hidden states, and hidden states to logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lathe.core.ir.graph import Graph, State
+from lathe.core.ir.types import Dim, DType, TensorType
+from lathe.core.language.attention import LayerCache, cache_places
+from lathe.core.language.coded_weights import traced_with_codes
+from lathe.core.language.decoder import Decoder
+from lathe.core.language.settings import DecoderSettings
+from lathe.core.nn.module import Module
+from lathe.core.nn.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The extents of a cache: `pages` pages of `page_size` tokens, in elements of `dtype`."""
+
+    pages: int
+    page_size: int
+    dtype: DType = DType.FLOAT32
+
+    def shapes(self, settings: DecoderSettings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of keys and values of a layer."""
+        heads, size = settings.kv_heads, settings.head_size
+        return (self.pages, heads, size, self.page_size), (self.pages, heads, self.page_size, size)
+
+    def nbytes(self, settings: DecoderSettings) -> int:
+        """The bytes of the whole cache."""
+        return self.pages * page_bytes(settings, self.page_size, self.dtype)
+
+    def table_pages(self, settings: DecoderSettings) -> int:
+        """The pages of a sequence that fills the context."""
+        return -(-settings.context // self.page_size)
+
+
+def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
+    """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers."""
+    return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
+
+
+def step_graph(decoder: Decoder, layout: CacheLayout) -> Graph:
+    """Tokens of many sequences to hidden states, with the cache as state.
+
+    `embedded` float32 [n, width] are the rows of the embedding. `positions`, `sequences` and `slots` int64 [n], and
+    `tables` int64 [n, pages of the longest sequence]: see the operators CacheWrite and CachedAttention. The result is
+    `hidden` float32 [n, width], after the last normalization. Weights that a GGUF file has in codes stay codes.
+    """
+    settings = decoder.settings
+    keys, values = (TensorType(layout.dtype, shape) for shape in layout.shapes(settings))
+    inputs: dict[str, TensorType | str] = {"embedded": f"float32[n,{settings.width}]"}
+    inputs |= dict.fromkeys(("positions", "sequences", "slots"), "int64[n]")
+    inputs["tables"] = f"int64[n,{layout.table_pages(settings)}]"
+    for layer in range(settings.layers):
+        inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
+
+    return _with_states(traced_with_codes(decoder, _Step, inputs, (), settings.family), layout)
+
+
+def head_graph(decoder: Decoder) -> Graph:
+    """Hidden states to logits: `hidden` float32 [n, width] -> `logits` float32 [n, vocabulary]."""
+    types = {"hidden": f"float32[n,{decoder.settings.width}]"}
+    return traced_with_codes(decoder, _Head, types, ["logits"], f"{decoder.settings.family}_head")
+
+
+class _Step(Module):
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def forward(
+        self, embedded: Tensor, positions: Tensor, sequences: Tensor, slots: Tensor, tables: Tensor, *pages: Tensor
+    ) -> dict[str, Tensor]:
+        places = cache_places(positions, sequences, slots, tables, self.decoder.settings)
+        caches = [LayerCache(*pages[i : i + 2]) for i in range(0, len(pages), 2)]
+        hidden, following = self.decoder.model.cached(embedded, places, caches)
+        outputs = {"hidden": hidden}
+        for layer, cache in enumerate(following):
+            outputs |= {f"next.keys.{layer}": cache.keys, f"next.values.{layer}": cache.values}
+        return outputs
+
+
+class _Head(Module):
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden)
+
+
+def _with_states(graph: Graph, layout: CacheLayout) -> Graph:
+    """The graph with its inputs `keys.*` and `values.*` as states, whose next values are the outputs `next.*`.
+
+    The states begin with zeros, which take no memory here.
+    """
+    following = {value.name: value for value in graph.outputs}
+    zero = np.zeros((), layout.dtype.numpy)
+    for value in [value for value in graph.inputs if f"next.{value.name}" in following]:
+        shape: tuple[Dim, ...] = value.shape
+        initial = np.broadcast_to(zero, shape)  # type: ignore[arg-type]
+        graph.states.append(State(value, following[f"next.{value.name}"], initial))
+    states = {state.value for state in graph.states}
+    graph.inputs = [value for value in graph.inputs if value not in states]
+    graph.outputs = [value for value in graph.outputs if not value.name.startswith("next.")]
+    return graph

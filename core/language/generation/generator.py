@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from lathe.core.errors import FeedError
+from lathe.core.language.cached_decoder import CachedDecoder
+from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
 from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
+from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
-from lathe.core.language.recomputing_runner import recomputing_runner
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
-from lathe.core.language.stored_tensor import element_count
+from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -31,28 +33,29 @@ SEQUENCES = 64  # texts that run at once
 def make_runner(model: LanguageModel, options: GeneratorOptions) -> TokenRunner:
     """The runner of a model that is served."""
     pages = page_count(model.settings, options.cache_bytes)
-    return recomputing_runner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
-
-
-def token_bytes(settings: DecoderSettings) -> int:
-    """The bytes of the keys and values of one token, in float32."""
-    return 2 * 4 * settings.layers * settings.kv_heads * settings.head_size
+    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
 
 
 def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
-    return max(1, min(most, cache_bytes // (token_bytes(settings) * _PAGE_SIZE)))
+    return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
 
 
 def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """The most memory that a model needs in bytes: weights in float32, those of the compiled model, and the cache.
+    """The most memory that a model needs in bytes: its weights, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
-    elements = sum(element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return 2 * 4 * elements + options.cache_bytes
+    return sum(_weight_bytes(each, path.name) for each in tensors.values()) + options.cache_bytes
+
+
+def _weight_bytes(tensor: StoredTensor, where: str) -> int:
+    """The bytes of a weight: the compiled copy, and one that is read while it is made if the file has other numbers."""
+    elements = element_count(tensor.shape, tensor.name, where)
+    # Codes take a byte at most, and a scale and an offset of two bytes each for 16 elements or more.
+    return elements * 5 // 4 if can_split(tensor) else 2 * 4 * elements
 
 
 class TextGenerator:

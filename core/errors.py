@@ -87,6 +87,10 @@ class SessionClosed(LatheError):
     """A session or its code was used after `close`."""
 
 
+class GrammarError(LatheError):
+    """A grammar of constrained output that is damaged, too large or has no texts, or a token that it forbids."""
+
+
 class DataError(LatheError):
     """A dataset that cannot be read or does not fit: file, row and column, and what was expected.
 

@@ -1,12 +1,17 @@
 """Measures products with weights of few bits: `python -m loadtest weights`.
 
-For each number of rows: a product of float32, products with weights of 4 and 8 bits in blocks, and ONNX Runtime's with
-4 bits, once with the rows in float32 (accuracy level 0) and once rounded to 8 bits (level 4, its default for QDQ
-models). All take turns, round after round; the time is that of the processor of one thread, so other work on the
-machine changes less. The bandwidth counts codes, scales and zero points. It is compared with the rate at which this
-thread reads an array of float32 as large as the float32 weights, by a product of one row. The error is relative to the
-root mean square of the exact result. With --limits the exit status is 1 if one row reaches less than 80 % of the
-measured read bandwidth, or many rows take longer than with float32.
+For each size and number of rows: a product of float32, products with weights of 4 and 8 bits in blocks, with rows of
+float32 and with rows that are rounded to int8, and ONNX Runtime's with 4 bits, once with the rows in float32 (accuracy
+level 0) and once rounded to 8 bits (level 4, its default for QDQ models). All take turns, round after round. With one
+thread the time is the median of its processor's, so other work on the machine changes less; with several threads it is
+the least of all rounds.
+
+If the weights of 4 bits have 4 MiB or more, the caches are filled with other data before each call with one row: then
+weights come from memory, as those of a language model. The bandwidth counts codes, scales and zero points. It is
+compared with the rate at which as many threads read an array of as many bytes (`read`). Small weights stay in the
+cache, and a call takes about as long as Python needs for it. The error is relative to the root mean square of the exact
+result. With --limits the exit status is 1 if one row reaches less than 80 % of the measured read bandwidth, or many
+rows take longer than with float32.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +33,14 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 
-Run = Callable[[], NDArray[np.float32]]
+Run = Callable[[], NDArray[Any]]
 
 _WORK = 1.5e8  # multiplications of a slice: some milliseconds
 _LEAST_BANDWIDTH, _LEAST_SPEED = 0.8, 1.0
-_EXACT = "float32"
+_EXACT, _READ = "float32", "read"
+_INT8 = ", int8 rows"
+_FROM_MEMORY = 1 << 22  # bytes of weights that come from memory
+_EVICTED = 1 << 26  # bytes that are read before a call with one row: more than the caches hold
 _LEVELS = {"ONNX Runtime, 4 bits": 0, "ONNX Runtime, 4 bits, rows of 8": 4}
 
 
@@ -58,7 +67,7 @@ def quantized_model(weights: NDArray[np.float32], bits: int, block: int) -> tupl
     data = lathe.export(lathe.quantize_weights(_model(weights), bits=bits, block=block))
     depth, columns = weights.shape
     blocks = -(-depth // block) * columns
-    return data, depth * columns * bits // 8 + blocks * 4 + blocks * 4  # the kernel stores offsets as float32
+    return data, depth * columns * bits // 8 + blocks * 4 + blocks  # the kernel stores zero points as bytes
 
 
 def _model(weights: NDArray[np.float32]) -> bytes:
@@ -96,32 +105,40 @@ def _nbits_model(weights: NDArray[np.float32], block: int, level: int) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
 
 
-def compare(depth: int, columns: int, counts: Sequence[int], rounds: int) -> list[Row]:
+def compare(depth: int, columns: int, counts: Sequence[int], rounds: int, threads: int = 1) -> list[Row]:
     """The rows of the table, for weights [depth, columns] of normally distributed numbers."""
     import onnxruntime as ort
 
     import lathe
 
     weights = np.random.default_rng(0).standard_normal((depth, columns)).astype(np.float32)
-    sessions: dict[str, Any] = {_EXACT: lathe.compile(_model(weights), threads=1)}
+    sessions: dict[str, Any] = {_EXACT: lathe.compile(_model(weights), threads=threads)}
     sizes = {_EXACT: weights.nbytes}
     for bits, block in ((4, 32), (4, 128), (8, 128)):
         kind = f"{bits} bits, blocks of {block}"
         data, sizes[kind] = quantized_model(weights, bits, block)
-        sessions[kind] = lathe.compile(data, threads=1)
+        sessions[kind] = lathe.compile(data, threads=threads)
+        sessions[kind + _INT8] = lathe.compile(data, threads=threads, precision="int8-activations", tune="off")
+        sizes[kind + _INT8] = sizes[kind]
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     peers = {}
     for kind, level in _LEVELS.items():
         peers[kind] = ort.InferenceSession(_nbits_model(weights, 32, level), options)
-        sizes[kind] = depth * columns // 2 + depth // 32 * columns * 4 + depth // 64 * columns
+        sizes[kind] = depth * columns // 2 + -(-depth // 32) * columns * 4 + -(-depth // 64) * columns
     found = []
     for count in counts:
         x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
         exact = x.astype(np.float64) @ weights
         runs: dict[str, Run] = {kind: _ours(session, x) for kind, session in sessions.items()}
         runs |= {kind: _theirs(peer, x) for kind, peer in peers.items()}
-        times = _interleaved(runs, max(1, int(_WORK / (count * depth * columns))), rounds)
+        if count == 1 and sizes["4 bits, blocks of 32"] >= _FROM_MEMORY:
+            sizes[_READ] = sizes["4 bits, blocks of 32"]
+            times = _interleaved({_READ: _reading(sizes[_READ], threads), **runs}, 1, 4 * rounds, threads, evicts=True)
+            found.append(Row(count, _READ, times[_READ] * 1e6, sizes[_READ], 0.0))
+        else:
+            calls = max(1, int(_WORK / (count * depth * columns)))
+            times = _interleaved(runs, calls, rounds, threads)
         for kind, run in runs.items():
             error = float(np.sqrt(((run() - exact) ** 2).mean() / (exact**2).mean()))
             found.append(Row(count, kind, times[kind] * 1e6, sizes[kind], error))
@@ -138,29 +155,48 @@ def _theirs(session: Any, x: NDArray[np.float32]) -> Run:
     return lambda: session.run(None, feeds)[0]
 
 
-def _interleaved(runs: dict[str, Run], calls: int, rounds: int) -> dict[str, float]:
-    """The median over rounds of the processor seconds of a call, all kinds in turns."""
+def _reading(nbytes: int, threads: int) -> Run:
+    """Reads an array of `nbytes`, a part in each thread."""
+    parts = np.array_split(np.ones(nbytes // 4, np.float32), threads)
+    if threads == 1:
+        return lambda: np.asarray(parts[0].max())
+    pool = ThreadPoolExecutor(threads)
+    return lambda: np.array([each.result() for each in [pool.submit(part.max) for part in parts]])
+
+
+def _interleaved(runs: dict[str, Run], calls: int, rounds: int, threads: int, evicts: bool = False) -> dict[str, float]:
+    """The seconds of a call, all kinds in turns: of one thread the median over rounds of its processor's time.
+
+    Of several threads the least time of a round, as other work on the machine delays one of them. `evicts`: the caches
+    are filled with other data before.
+    """
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    other = np.ones(_EVICTED // 4, np.float32)
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     for number in range(rounds + 1):  # the first round warms up
         for kind, run in runs.items():
-            start = time.thread_time()
+            if evicts:
+                other.max()
+            start = clock()
             for _ in range(calls):
                 run()
             if number:
-                times[kind].append((time.thread_time() - start) / calls)
-    return {kind: statistics.median(found) for kind, found in times.items()}
+                times[kind].append((clock() - start) / calls)
+    typical = statistics.median if threads == 1 else min
+    return {kind: typical(found) for kind, found in times.items()}
 
 
 def broken_limits(table: Sequence[Row]) -> list[str]:
     """Returns a message for each row that misses a limit: one row's bandwidth, or many rows' speed against float32."""
     exact = {row.rows: row for row in table if row.kind == _EXACT}
+    reading = next((row.gigabytes for row in table if row.kind == _READ), 0.0)  # 0: not measured
     found = []
     for row in table:
         peer = exact[row.rows]
-        if row.kind in (_EXACT, *_LEVELS):
+        if row.kind in (_EXACT, _READ, *_LEVELS):
             continue
-        if row.rows == 1 and row.gigabytes < _LEAST_BANDWIDTH * peer.gigabytes:
-            found.append(f"{row.kind}: {row.gigabytes:.1f} of {peer.gigabytes:.1f} GB/s")
+        if row.rows == 1 and row.gigabytes < _LEAST_BANDWIDTH * reading:
+            found.append(f"{row.kind}: {row.gigabytes:.1f} of {reading:.1f} GB/s")
         if row.rows > 1 and peer.us < _LEAST_SPEED * row.us:
             found.append(f"{row.kind}, {row.rows} rows: {row.us:.0f} us, float32 {peer.us:.0f} us")
     return found
@@ -171,13 +207,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest weights", description=__doc__)
     parser.add_argument("--depth", type=int, default=4096, help="rows of the weights")
     parser.add_argument("--columns", type=int, default=4096, help="columns of the weights")
-    parser.add_argument("--rows", default="1,4,16,64,256", help="numbers of rows of x, separated by commas")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each product")
+    parser.add_argument("--rows", default="1,4,16,128", help="numbers of rows of x, separated by commas")
     parser.add_argument("--rounds", type=int, default=9, help="rounds; the medians are shown")
     parser.add_argument("--limits", action="store_true", help="exit with 1 if a limit is missed")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.rows.split(",")]
-    table = compare(options.depth, options.columns, counts, options.rounds)
+    table = compare(options.depth, options.columns, counts, options.rounds, options.threads)
     _show(table)
     if options.json:
         options.json.write_bytes(orjson.dumps([asdict(row) for row in table]))

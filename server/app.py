@@ -31,6 +31,7 @@ from lathe.server.api.middleware.body_limits import BodyLimits
 from lathe.server.api.middleware.cors import add_cors
 from lathe.server.api.middleware.errors import install_error_handlers
 from lathe.server.api.middleware.newline import TrailingNewline
+from lathe.server.api.openai.routes import openai_routes
 from lathe.server.api.v2.health import health_routes
 from lathe.server.api.v2.model_info import VERSION
 from lathe.server.api.v2.protocol_settings import LogSettings
@@ -41,6 +42,7 @@ from lathe.server.backends.graph import GraphBackend
 from lathe.server.backends.json_numbers import prepare_readers
 from lathe.server.datasets.assembly import build_datasets
 from lathe.server.datasets.service import Datasets
+from lathe.server.generation.statistics import TextBook, TextMetrics
 from lathe.server.jobs.assembly import Interfaces, Jobs, build_jobs
 from lathe.server.jobs.evaluator import Evaluator
 from lathe.server.jobs.metrics import JobMetrics
@@ -230,7 +232,13 @@ def assemble(
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
-    collectors = [*collectors, ConnectionMetrics(hub.slots, endpoint.connections if endpoint else None)]
+    texts = TextBook()
+    app.include_router(openai_routes(plane, texts))
+    collectors = [
+        *collectors,
+        TextMetrics(texts, plane.registry.servables),
+        ConnectionMetrics(hub.slots, endpoint.connections if endpoint else None),
+    ]
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

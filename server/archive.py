@@ -1,8 +1,8 @@
 """The body of a model upload: the model file unchanged, or a tar archive of a model with its weights or a pipeline.
 
 The archive is a POSIX tar of `model.onnx` and `weights.bin`, with the model rewritten so that all external tensors lie
-in the one weights file; or of `pipeline.toml` and the files that its steps read. An archive is never stored as a whole:
-the upload streams it in chunks from the files.
+in the one weights file; of `pipeline.toml` and the files that its steps read; or of the files of a language model. It
+is never stored as a whole: the upload streams it in chunks from the files.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TypeAlias
 from lathe.server.types import Array
 
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
+GGUF_MAGIC = b"GGUF"
 _BLOCK = 512
 _CHUNK = 1 << 18  # bytes
 _MAX_NAME = 100  # characters: the field of a POSIX ustar header
@@ -74,18 +75,22 @@ def foreign_format(start: bytes) -> str:
 
 
 def body_of(content: Path | bytes) -> UploadBody:
-    """Return the upload of a model, given as bytes or as a file.
+    """Return the upload of a model, given as bytes, as a file, or as the Hugging Face folder of a language model.
 
-    Bytes are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an ONNX file with
-    its external weights if it has any. Raises OSError if a file cannot be read, lathe.core.errors.ModelError if the
-    model refers to weights outside its folder, through links, or beyond the end of their file, or the pipeline to a
-    file whose name a version cannot have. A file that does not parse as a model is uploaded unchanged: the server
-    reports what is wrong with it.
+    Bytes and GGUF files are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an
+    ONNX file with its external weights if it has any. Raises OSError if a file cannot be read,
+    lathe.core.errors.ModelError if the model refers to weights outside its folder, through links, or beyond the end of
+    their file, or the pipeline to a file whose name a version cannot have. A file that does not parse as a model is
+    uploaded unchanged: the server reports what is wrong with it.
     """
     if isinstance(content, bytes):
         return UploadBody((content,))
+    if content.is_dir():
+        return _language_model(content)
     if content.name == PIPELINE:
         return _pipeline(content)
+    if _starts_with(content, GGUF_MAGIC):
+        return UploadBody((content,))
     from lathe.core.errors import ModelError, UnsupportedError
     from lathe.core.frontends.merge_external_data import merge_external_data
     from lathe.core.frontends.proto import parse_model
@@ -117,6 +122,28 @@ def _pipeline(path: Path) -> UploadBody:
             expected = f"expected the name of a file beside {PIPELINE}: letters, digits, '.', '_' and '-', at most 100"
             raise ModelError(f"options.file: {expected}, got {name[:120]!r}", where=PIPELINE)
     return archive_of({PIPELINE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
+
+
+# What `lathe.load_language_model` reads of a folder.
+_LANGUAGE_FILES = re.compile(
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja"
+    r"|model\.safetensors|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"
+)
+
+
+def _language_model(folder: Path) -> UploadBody:
+    """Return the tar archive of the files of a language model. ModelError if the folder has no `config.json`."""
+    from lathe.core.errors import ModelError
+
+    names = sorted(path.name for path in folder.iterdir() if _LANGUAGE_FILES.fullmatch(path.name))
+    if "config.json" not in names:
+        raise ModelError("expected the folder of a language model, with a file 'config.json'", where=folder.name)
+    return archive_of({name: [folder / name] for name in names})
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
 
 
 def archive_of(files: Mapping[str, Sequence[Part]]) -> UploadBody:

@@ -26,6 +26,12 @@ class BadRequest(ServerError):
     code, http_status = "bad_request", 400
 
 
+class ContextExceeded(BadRequest):
+    """A prompt has more tokens than the language model can take."""
+
+    code = "context_length_exceeded"
+
+
 class Unauthorized(ServerError):
     code, http_status = "unauthorized", 401
 

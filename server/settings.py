@@ -91,10 +91,10 @@ class Settings(BaseSettings):
         le=4096,
         description="Largest batch that models are compiled for, unless their `config.toml` sets `compile.max_batch`.",
     )
-    precision: Literal["float32", "bfloat16", "float16"] = Field(
+    precision: Literal["float32", "bfloat16", "float16", "int8-activations"] = Field(
         "float32",
         description="Precision of the factors in matrix products and convolutions of float32: `float32`, `bfloat16` or "
-        "`float16`. Sums stay in float32.",
+        "`float16`; or `int8-activations`, for the factors of weights of few bits. Sums stay in float32.",
     )
 
     operators: str = Field(
@@ -107,6 +107,12 @@ class Settings(BaseSettings):
         ge=1 * MIB,
         description="Memory for all models together: for each its weights, the arena of its batches, its queue and its "
         "response cache. A model that would exceed it is not loaded (507). Unset: no limit.",
+    )
+    generation_cache: int = Field(
+        512 * MIB,
+        ge=1 * MIB,
+        description="Memory for the keys and values of each language model in memory; it bounds how many texts are "
+        "generated at once, and how long they are.",
     )
 
     # batching and admission

@@ -12,11 +12,13 @@ from lathe.core.codegen.lang import Kernel, Val
 from lathe.core.codegen.llvm_ir import Builder, Constant, Type, Value, Vector
 from lathe.core.codegen.target import has_bfloat16_dot, has_int8_dot
 from lathe.core.ir.types import DType
+from lathe.core.kernels.target import Target
 
 F32, I32 = DType.FLOAT32, DType.INT32
 _HALF_BITS = 16
 # Products of uint8 by int8, adjacent pairs added up as int16 (PMADDUBSW); the key is the number of 32-bit lanes.
 _PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
+_PSIGN = {8: "llvm.x86.avx2.psign.b"}  # the first operand with the sign of the second; 0 where that is 0
 # Products of int16, adjacent pairs added up (PMADDWD); the key is the number of lanes of the result.
 _PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
@@ -83,12 +85,47 @@ def multiply_add_small(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
     Two of its products fit int16. So CPUs without VNNI need two instructions, PMADDUBSW and PMADDWD.
     """
-    if has_int8_dot(k.target) or not k.target.has_small_byte_dot or total.lanes not in _PMADDUBSW:
+    if not multiplies_pairs(k.target, total.lanes):
         return _bytes(k, factor, vector, total)
-    bytes_, halves = (llvm_ir.vector(llvm_ir.integer(bits), 32 * total.lanes // bits) for bits in (8, 16))
+    return add_pairs(k, pair_products(k, factor, vector), total)
+
+
+def multiply_add_signed(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
+    """`total` plus, lane by lane, the dot products of the int8 in the words `factor` and `vector`, by PMADDUBSW.
+
+    No byte of `vector` is -128. The products are those of magnitudes of `factor` by `vector` with the signs of
+    `factor`: a sum of two is at most 2 * 128 * 127, which fits int16. For targets of `multiplies_pairs`.
+    """
+    b, lanes = k.builder, total.lanes
+    bytes_ = llvm_ir.vector(llvm_ir.integer(8), 4 * lanes)
+    first, second = (b.convert("bitcast", word.ir, bytes_) for word in (factor, vector))
+    magnitude = k.call(f"llvm.abs.v{4 * lanes}i8", bytes_, [first, llvm_ir.number(llvm_ir.I1, 0)])
+    if lanes in _PSIGN:
+        signed = k.call(_PSIGN[lanes], bytes_, [second, first])
+    else:
+        zero = llvm_ir.zero(bytes_)
+        signed = b.select(b.compare_signed("<", first, zero), b.binary("sub", zero, second), second)
+    words = total.ir.type
+    operands = (Val(k, b.convert("bitcast", x, words), I32, lanes) for x in (magnitude, signed))
+    return add_pairs(k, pair_products(k, *operands), total)
+
+
+def multiplies_pairs(target: Target, lanes: int) -> bool:
+    """Whether products of bytes are best added up in pairs of int16 (`pair_products`): with AVX2, without VNNI."""
+    return target.has_small_byte_dot and not has_int8_dot(target) and lanes in _PMADDUBSW
+
+
+def pair_products(k: Kernel, factor: Val, vector: Val) -> Val:
+    """The products of the uint8 in the words `factor` and the int8 in `vector`, added up in pairs: int16, saturated."""
+    lanes = factor.lanes
+    bytes_, halves = (llvm_ir.vector(llvm_ir.integer(bits), 32 * lanes // bits) for bits in (8, 16))
     operands = [k.builder.convert("bitcast", word.ir, bytes_) for word in (factor, vector)]
-    pairs = k.call(_PMADDUBSW[total.lanes], halves, operands)
-    return total + _call(k, _PMADDWD[total.lanes], total, [pairs, _all(halves, 1)])
+    return Val(k, k.call(_PMADDUBSW[lanes], halves, operands), DType.INT16, 2 * lanes)
+
+
+def add_pairs(k: Kernel, pairs: Val, total: Val) -> Val:
+    """`total` plus the sums of adjacent int16 of `pairs` (`pair_products`), int32."""
+    return total + _call(k, _PMADDWD[total.lanes], total, [pairs.ir, _all(pairs.ir.type, 1)])
 
 
 def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:

@@ -36,7 +36,7 @@ from lathe.core.runtime.session.session import Description, Session
 def compile(
     model: Graph | str | os.PathLike[str] | bytes,
     device: str | Sequence[str] = "cpu",
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
+    precision: Literal["float32", "tf32", "bfloat16", "float16", "int8-activations"] = "float32",
     threads: int | None = None,
     max_batch: int = 32,
     optimize: bool = True,

@@ -12,6 +12,7 @@ from lathe.core.ir.graph import Graph
 from lathe.core.passes.pipeline import Options as PassOptions
 from lathe.core.passes.pipeline import PassReport, optimize, prepare
 from lathe.core.passes.precision.widen import product_dtype
+from lathe.core.precisions import INT8_ROWS
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ def run_passes(
     here = not options.devices
     graph, note = _without_devices(graph) if here else (graph, [])
     own = product_dtype(graph)
-    wanted = "float32" if options.precision == "tf32" else options.precision
+    wanted = "float32" if options.precision in ("tf32", INT8_ROWS) else options.precision
     precision = str(own) if own is not None and wanted == "float32" else wanted
     integers = not here or has_int8_dot(host())
-    passes = PassOptions(precision=precision, integers=integers, host=here, inside=inside, in_parts=in_parts)
+    rows = options.precision == INT8_ROWS
+    passes = PassOptions(
+        precision=precision, integers=integers, int8_rows=rows, host=here, inside=inside, in_parts=in_parts
+    )
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if is_checking():
         from lathe.core.check.types import check_types

@@ -74,7 +74,8 @@ def add_fake_quantization(
     Passes rewrite the copy first, as in `quantize_static`: normalizations are folded into weights. The scales start
     from the weights, and from the activations of a run on `batches` (inputs by name). Scales are further constants,
     named after what they scale, which training changes like weights. UnsupportedError if `options.skip` names no node,
-    or no product has constant weights; DataError and FeedError as in `collect_histograms`.
+    no product has constant weights, or `graph` computes with integers already; DataError and FeedError as in
+    `collect_histograms`.
     """
     prepared = prepare(graph)
     check_skipped(prepared, options.skip)

@@ -14,7 +14,7 @@ import numpy as np
 
 from lathe.core.compress.axis_rules import is_depthwise, slices_of
 from lathe.core.compress.channel_groups import ChannelAnalysis, ChannelGroup, find_groups, importance
-from lathe.core.compress.products import check_skipped
+from lathe.core.compress.products import check_float, check_skipped
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import Dim, TensorType
@@ -67,19 +67,23 @@ def remove_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> tuple[G
 
     Parameters are folded first. Channels that depend on each other, by sums, concatenations, normalizations, flattening
     or heads, are removed together. Inputs and outputs keep their shapes. UnsupportedError if a name in `options.skip`
-    names no node, or no channel can be removed.
+    names no node, if no channel can be removed, or if the graph computes with integers already.
     """
     analysis, removed, choices = _choose(graph, options)
     return cut(analysis, removed), choices
 
 
 def check_channels(graph: Graph, options: ChannelPruning = DEFAULTS) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no channel can be removed."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no channel can be removed.
+
+    Also if it computes with integers already.
+    """
     _choose(graph, options)
 
 
 def _choose(graph: Graph, options: ChannelPruning) -> tuple[ChannelAnalysis, frozenset[int], list[GroupChoice]]:
     """The analysis of a prepared copy of `graph`, the channels to remove, and the choice for each group."""
+    check_float(graph)
     prepared, _ = run_passes(graph, required_passes(Options()))
     _separate_constants(prepared)
     infer_graph(prepared)

@@ -51,8 +51,8 @@ DEFAULTS = DynamicQuantization()
 def quantize_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> Graph:
     """A copy of `graph` whose products with constant weights multiply bytes, with ranges found in each run.
 
-    Passes rewrite the copy first, as in `quantize_static`. UnsupportedError if `options.skip` names no node, or no
-    product is large enough.
+    Passes rewrite the copy first, as in `quantize_static`. UnsupportedError if `options.skip` names no node, no
+    product is large enough, or `graph` computes with integers already.
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
@@ -69,7 +69,10 @@ def quantize_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> G
 
 
 def check_dynamic(graph: Graph, options: DynamicQuantization = DEFAULTS) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product is large enough."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product is large enough.
+
+    Also if it computes with integers already.
+    """
     _large_products(Editor(prepare(graph)), options)
 
 

@@ -92,4 +92,6 @@ def _stored_type(value: Value) -> str:
     producer = value.producer
     if producer is not None and producer.op == "DequantizeLinear":
         return str(producer.required_input(0).dtype)
+    if producer is not None and producer.op == "RoundableRows":
+        return "int8"
     return str(value.dtype)

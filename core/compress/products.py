@@ -27,8 +27,35 @@ CHANNEL_AXIS: Mapping[str, Callable[[Node], int]] = {
 _PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 
+_INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul"})
+
+
+def check_float(graph: Graph) -> None:
+    """UnsupportedError if a product of `graph` computes with 8-bit integers already, naming the first one.
+
+    Compressing it again would add a second rounding to the first, and in most cases make it larger. Weights of few bits
+    that products of float32 activations read do not count.
+    """
+    for node in graph.nodes:
+        if node.op in _INTEGER_PRODUCTS or (node.op in CHANNEL_AXIS and _reads_integers(graph, node)):
+            raise UnsupportedError(
+                f"expected a model that computes with floats, but node '{node.name}' ({node.op}) computes with "
+                "integers already: compress the model that this one was made from"
+            )
+
+
+def _reads_integers(graph: Graph, product: Node) -> bool:
+    """Whether the activation of a product in QDQ form is dequantized."""
+    source = product.required_input(0).producer
+    return source is not None and source.op == "DequantizeLinear" and source.input(0) not in graph.constants
+
+
 def prepare(graph: Graph) -> Graph:
-    """A copy of `graph` as quantization takes it: lowered, with factors per channel folded into weights, and typed."""
+    """A copy of `graph` as quantization takes it: lowered, with factors per channel folded into weights, and typed.
+
+    UnsupportedError if it computes with integers already (`check_float`).
+    """
+    check_float(graph)
     prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
     infer_graph(prepared)
     return prepared

@@ -28,7 +28,7 @@ def prune_channels(
     group.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without channels that can go.
+    name in `skip` without a node, and a model that computes with integers already or has no channels that can go.
     """
     return remove_channels(graph_of(model), ChannelPruning(share, measure, multiple, frozenset(skip)))[0]
 
@@ -48,7 +48,8 @@ def prune_weights(
     returns the sparsity of each product.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without products of constant weights.
+    name in `skip` without a node, and a model that computes with integers already or has no products of constant
+    weights.
     """
     options = WeightPruning(sparsity, pattern, is_global, skip=frozenset(skip))
     return prune_weights_of(graph_of(model), options)[0]

@@ -17,8 +17,8 @@ from lathe.core.compress.mixed import quantize_within
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
 from lathe.core.compress.rounding import Rounding
 from lathe.core.compress.static import StaticQuantization, activation_type, quantize_static
+from lathe.core.compress.weight_only import Activations, WeightQuantization
 from lathe.core.compress.weight_only import Method as WeightMethod
-from lathe.core.compress.weight_only import WeightQuantization
 from lathe.core.compress.weight_only import quantize_weights as quantize_weights_of
 from lathe.core.errors import DataError, UnsupportedError
 from lathe.core.frontends.onnx import load
@@ -58,8 +58,9 @@ def quantize(
     `smoothing` above 0 (0.5 is usual) divides the channels of activations by factors that multiply the weights, so
     that outliers do not determine the scale of all (SmoothQuant). `corrects_bias` takes the mean error of rounded
     weights out of the results. Weights are rounded by `rounding`: "nearest", "stochastic" with `seed`, "floor", "ceil",
-    or "adaround", which learns from the data how to round each weight (AdaRound). These three keep all batches in
-    memory. `equalizes` gives the channels between two products equal ranges in both (cross-layer equalization).
+    or "adaround", which learns from the data how to round each weight (AdaRound). With `smoothing`, `corrects_bias` or
+    "adaround" all batches are kept in memory. `equalizes` gives the channels between two products equal ranges in both
+    (cross-layer equalization).
 
     With a `budget` only those products are of int8 that are faster so on this machine, as many as keep the relative
     root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are
@@ -67,9 +68,9 @@ def quantize(
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
     `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, a `batch`
-    below 1, and a model without a product of float32 that integers can compute; DataError if there is no data, an input
-    has no array, arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do
-    not fit the model.
+    below 1, and a model that computes with integers already or has no product of float32 that integers can compute;
+    DataError if there is no data, an input has no array, arrays have different numbers of rows, or a value to quantize
+    is not finite; FeedError if inputs do not fit the model.
     """
     graph = graph_of(model)
     choices = StaticQuantization(
@@ -103,23 +104,27 @@ def quantize_weights(
     skip: Collection[str] = (),
     batch: int = 32,
     threads: int | None = None,
+    activations: Activations = "float32",
 ) -> Graph:
     """A copy of `model` (a graph, a path to an ONNX file, or its bytes) whose large weights have 2, 4 or 8 `bits`.
 
     Weights of MatMul and Gemm of at least 4,096 elements become codes, of which each `block` of rows in a column has a
-    scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest",
-    "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds the weights of large
-    inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with `seed`, "floor", "ceil",
-    or "adaround", which learns it); "gptq" takes only "nearest". "nearest" without "adaround" ignores `data`. `data`,
-    `batch`, `skip` and `threads` are as in `quantize`.
+    scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32; with `activations`
+    "int8", Lathe rounds those that these weights multiply to int8 in each run, if that is faster. `method` is
+    "nearest", "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds the weights
+    of large inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with `seed`, "floor",
+    "ceil", or "adaround", which learns it); "gptq" takes only "nearest". "nearest" without "adaround" ignores `data`.
+    `data`, `batch`, `skip` and `threads` are as in `quantize`.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without a large constant weight. Methods with data: DataError if there is
-    none, an input has no array, arrays have different numbers of rows, or the input of a product is not finite;
-    FeedError if inputs do not fit the model.
+    name in `skip` without a node, and a model that computes with integers already or has no large constant weight.
+    Methods with data: DataError if there is none, an input has no array, arrays have different numbers of rows, or the
+    input of a product is not finite; FeedError if inputs do not fit the model.
     """
     graph = graph_of(model)
-    choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
+    choices = WeightQuantization(
+        bits, block, symmetric, method, rounding, seed, skip=frozenset(skip), activations=activations
+    )
     feeds = feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
 
@@ -139,7 +144,8 @@ def quantize_dynamic(
     than 1,024 weights, stay as they are.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    name in `skip` without a node, and a model without a large enough product of constant weights.
+    name in `skip` without a node, and a model that computes with integers already or has no large enough product of
+    constant weights.
     """
     choices = DynamicQuantization(per_channel, rounding, seed, skip=frozenset(skip))
     return quantize_dynamic_of(graph_of(model), choices)

@@ -28,8 +28,8 @@ from lathe.core.compress.ranges import Method as RangeMethod
 from lathe.core.compress.rounding import DirectRounding, Rounding
 from lathe.core.compress.static import DEFAULTS, StaticQuantization, activation_type, calibrate, layers_of
 from lathe.core.compress.weight_only import DEFAULTS as WEIGHT_DEFAULTS
+from lathe.core.compress.weight_only import Activations, WeightQuantization, check_weights, quantize_weights
 from lathe.core.compress.weight_only import Method as WeightMethod
-from lathe.core.compress.weight_only import WeightQuantization, check_weights, quantize_weights
 from lathe.core.compress.weight_pruning import DEFAULTS as SPARSITY_DEFAULTS
 from lathe.core.compress.weight_pruning import WeightPruning, check_sparsity, prune_weights
 from lathe.core.errors import LatheError, UnsupportedError
@@ -60,6 +60,7 @@ class CompressionMethod(Section):
     def check(self, graph: Graph) -> None:
         """UnsupportedError if the method has nothing to change in `graph`, or if a setting does not fit it.
 
+        Also if `graph` computes with integers already.
         Nothing is run.
         """
 
@@ -200,7 +201,10 @@ class Dynamic(CompressionMethod):
 
 
 class WeightOnly(CompressionMethod):
-    """Large weights of MatMul and Gemm have few bits, and inputs and results stay float32."""
+    """Large weights of MatMul and Gemm have few bits, and inputs and results stay float32.
+
+    Products may round their inputs to int8 in each run, with `activations`.
+    """
 
     kind: Literal["weight-only"] = Field(default="weight-only", description="Weights of few bits.")
     weights: WeightMethod = Field(
@@ -216,6 +220,11 @@ class WeightOnly(CompressionMethod):
     rounding: Rounding = Field(
         default=WEIGHT_DEFAULTS.rounding,
         description="Rounding of `nearest` and `awq`; `adaround` learns it from the data; `gptq` takes only `nearest`.",
+    )
+    activations: Activations = Field(
+        default=WEIGHT_DEFAULTS.activations,
+        description="`int8`: where that is faster, products round their inputs to int8 in each run, with a scale for "
+        "each block, or for 128 elements of a row.",
     )
     seed: Seed = WEIGHT_DEFAULTS.seed
     skip: NodeNames = Field(default=(), description="Names of nodes that stay float32.")
@@ -243,6 +252,7 @@ class WeightOnly(CompressionMethod):
             self.rounding,
             self.seed,
             skip=frozenset(self.skip),
+            activations=self.activations,
         )
 
     def check(self, graph: Graph) -> None:
@@ -368,8 +378,8 @@ def compress(
     data ignore them.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an invalid method or
-    `batch`, and for a model in which the method has nothing to change; DataError and FeedError for data that are
-    missing or do not fit.
+    `batch`, and for a model in which the method has nothing to change, or which computes with integers already;
+    DataError and FeedError for data that are missing or do not fit.
     """
     chosen = method if isinstance(method, CompressionMethod) else method_from_values(method)
     graph = graph_of(model)

@@ -99,8 +99,9 @@ def quantize_static(
     """A copy of `graph` in QDQ form. `batches` are representative inputs, by name, for the calibration.
 
     Passes rewrite the copy first: they lower it, and fold factors per channel into weights. The names in `options.skip`
-    are names of its nodes after these passes. UnsupportedError if one of them names no node, or if no product is left
-    that integers can compute (Conv, MatMul or Gemm of a float32 activation with constant weights); DataError and
+    are names of its nodes after these passes. UnsupportedError if one of them names no node, if no product is left
+    that integers can compute (Conv, MatMul or Gemm of a float32 activation with constant weights), or if `graph`
+    computes with integers already; DataError and
     FeedError as in `collect_histograms`.
     """
     calibrated = calibrate(graph, batches, options, threads)

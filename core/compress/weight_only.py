@@ -1,4 +1,4 @@
-"""Weight-only quantization: large weights of products become codes of 2, 4 or 8 bits, activations stay float32.
+"""Weight-only quantization: large weights of products become codes of 2, 4 or 8 bits, without data about activations.
 
 The result is standard ONNX: DequantizeLinear of the codes, with a scale for each block of rows, before MatMul and Gemm
 (opset 21; 25 for 2 bits). Lathe multiplies the codes as they are stored (`passes/precision/weight_only.py`).
@@ -28,6 +28,8 @@ from lathe.core.passes.rewrite.editor import Editor
 
 Method = Literal["nearest", "gptq", "awq"]
 METHODS: tuple[Method, ...] = get_args(Method)
+Activations = Literal["float32", "int8"]
+ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
 BLOCKS = (0, 16, 32, 64, 128, 256)
 
 
@@ -38,8 +40,9 @@ class WeightQuantization:
     `bits` of a code: 2, 4 or 8. `block` rows of a column share a scale; 0: all rows. `symmetric` codes have the zero
     point 0. `method`: "gptq" and "awq" need data, "nearest" does not. "nearest" and "awq" round by `rounding`, of which
     "adaround" needs data; "gptq" takes only the rounding "nearest". Weights with fewer than `least_elements` elements,
-    and the nodes of `skip`, stay float32. UnsupportedError for any other `bits`, `block` (`BLOCKS`), `method` or
-    `rounding`.
+    and the nodes of `skip`, stay float32. `activations`: with "int8", kernels may round the rows that the weights
+    multiply to int8 in each run (`RoundableRows`). UnsupportedError for any other `bits`, `block` (`BLOCKS`), `method`,
+    `rounding` or `activations`.
     """
 
     bits: int = 4
@@ -50,6 +53,7 @@ class WeightQuantization:
     seed: int = 0
     least_elements: int = 1 << 12
     skip: frozenset[str] = frozenset()
+    activations: Activations = "float32"
 
     @property
     def needs_data(self) -> bool:
@@ -61,6 +65,7 @@ class WeightQuantization:
             ("block", self.block, BLOCKS),
             ("method", self.method, METHODS),
             ("rounding", self.rounding, ROUNDINGS),
+            ("activations", self.activations, ACTIVATIONS),
         ):
             if given not in known:
                 raise UnsupportedError(f"{name}: expected one of {', '.join(map(str, known))}, got {given!r}")
@@ -80,8 +85,9 @@ def quantize_weights(
     """A copy of `graph` whose large weights of MatMul and Gemm are codes in blocks.
 
     Passes rewrite the copy first, as in `quantize_static`. GPTQ, AWQ and AdaRound run it on `batches` (representative
-    inputs by name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, or
-    `options.skip` names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
+    inputs by name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, if
+    `options.skip` names no node, or if `graph` computes with integers already; DataError without batches where they are
+    needed, other errors as in `collect_moments`.
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
@@ -109,7 +115,10 @@ class _Product:
 
 
 def check_weights(graph: Graph, options: WeightQuantization) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no weight is large enough."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no weight is large enough.
+
+    Also if it computes with integers already.
+    """
     _large_products(Editor(prepare(graph)), options)
 
 
@@ -157,7 +166,7 @@ def _quantize_with_data(
                     grid, codes = round_with_corrections(
                         product.matrix, moments.gram, options.bits, options.block, options.symmetric
                     )
-                    _store(editor, product, grid, codes)
+                    _store(editor, product, options, grid, codes)
 
 
 def _store_rounded(
@@ -169,9 +178,9 @@ def _store_rounded(
     if options.rounding == "adaround":
         assert gram is not None, "needs_data"
         scale, zero = grid.for_rows(len(product.matrix))
-        _store(editor, product, grid, learn_rounding(product.matrix, gram, scale, zero, grid.limits))
+        _store(editor, product, options, grid, learn_rounding(product.matrix, gram, scale, zero, grid.limits))
     else:
-        _store(editor, product, grid, grid.quantized(product.matrix, options.rounding, options.seed))
+        _store(editor, product, options, grid, grid.quantized(product.matrix, options.rounding, options.seed))
 
 
 def _store_with_factors(
@@ -188,7 +197,9 @@ def _store_with_factors(
         _store_rounded(editor, _Product(product.node, product.matrix * factors[:, None]), options, gram)
 
 
-def _store(editor: Editor, product: _Product, grid: BlockGrid, codes: NDArray[np.int32]) -> None:
+def _store(
+    editor: Editor, product: _Product, options: WeightQuantization, grid: BlockGrid, codes: NDArray[np.int32]
+) -> None:
     """Replace the weight of a product by a DequantizeLinear of codes, in the layout of the weight."""
     node, name = product.node, getattr(product.node.input(1), "name", "weight")
     is_transposed = bool(node.attrs.get("transB"))
@@ -205,4 +216,7 @@ def _store(editor: Editor, product: _Product, grid: BlockGrid, codes: NDArray[np
         for array, suffix in zip(arrays, ("codes", "scale", "zero_point"), strict=True)
     ]
     weight = editor.emit(node, "DequantizeLinear", *constants, attrs=attrs, name=f"{name}_dequantized")
-    editor.set_inputs(node, [node.inputs[0], weight, *node.inputs[2:]])
+    rows = node.required_input(0)
+    if options.activations == "int8":
+        rows = editor.emit(node, "RoundableRows", rows, name=f"{rows.name}_roundable")
+    editor.set_inputs(node, [rows, weight, *node.inputs[2:]])

@@ -57,8 +57,8 @@ DEFAULTS = WeightPruning()
 def prune_weights(graph: Graph, options: WeightPruning = DEFAULTS) -> tuple[Graph, list[Sparsity]]:
     """A copy of `graph` with zeros among the weights of Conv, MatMul and Gemm, and the sparsity of each product.
 
-    Passes rewrite the copy first, as in `quantize_static`. UnsupportedError if `options.skip` names no node, or no
-    product has constant weights.
+    Passes rewrite the copy first, as in `quantize_static`. UnsupportedError if `options.skip` names no node, no
+    product has constant weights, or `graph` computes with integers already.
     """
     prepared = prepare(graph)
     editor = Editor(prepared)
@@ -76,7 +76,10 @@ def prune_weights(graph: Graph, options: WeightPruning = DEFAULTS) -> tuple[Grap
 
 
 def check_sparsity(graph: Graph, options: WeightPruning = DEFAULTS) -> None:
-    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product has constant weights."""
+    """UnsupportedError if a name in `options.skip` names no node of `graph`, or if no product has constant weights.
+
+    Also if it computes with integers already.
+    """
     _large_products(Editor(prepare(graph)), options)
 
 

@@ -1,7 +1,8 @@
-"""Device annotations and control edges in ONNX files: metadata of nodes, which other programs ignore.
+"""Annotations in ONNX files: metadata of nodes, which other programs ignore.
 
 `lathe.device` names the device that must run a node, such as `cuda:1`. `lathe.after` is a JSON list of names of values:
-the node runs after the nodes that compute them.
+the node runs after the nodes that compute them. `lathe.rows` is `int8` at an Identity if products with weights of few
+bits that read its result may round its rows to int8.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import onnx
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Node
 
-_DEVICE, _AFTER = "lathe.device", "lathe.after"
+_DEVICE, _AFTER, ROWS = "lathe.device", "lathe.after", "lathe.rows"
+INT8 = "int8"
 
 
 def device_of(proto: onnx.NodeProto) -> str:
@@ -36,6 +38,14 @@ def names_after(proto: onnx.NodeProto, where: str) -> list[str]:
     return names
 
 
+def has_roundable_rows(proto: onnx.NodeProto, where: str) -> bool:
+    """Whether a node is an Identity of rows that may be rounded. ModelError if its metadata names another type."""
+    text = _metadata(proto).get(ROWS)
+    if text not in (None, INT8):
+        raise ModelError(f"metadata '{ROWS}': expected {INT8}, got {text!r}", where=where)
+    return text is not None and proto.op_type == "Identity" and not proto.domain
+
+
 def annotate(proto: onnx.NodeProto, node: Node) -> None:
     """Write the annotations of a node into its metadata."""
     found = dict(_entries(node))
@@ -47,6 +57,8 @@ def _entries(node: Node) -> Iterator[tuple[str, str]]:
         yield _DEVICE, node.device
     if node.after:
         yield _AFTER, json.dumps([value.name for value in node.after])
+    if ROWS in node.attrs:
+        yield ROWS, INT8
 
 
 def _metadata(proto: onnx.NodeProto) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lathe.core.frontends.annotations import INT8, ROWS
 from lathe.core.frontends.writer import Writer
 from lathe.core.ir.dim import SymDim, symbol
 from lathe.core.ir.graph import Graph, Node, Value
@@ -75,6 +76,15 @@ def _dequantized_matmul(w: Writer, node: Node) -> Sequence[Value]:
         weight = w.emit("Add", weight, w.emit("Gather", offsets, block_of_row))
     extras = [value for value in node.inputs[4:] if value is not None]
     return [_apply_epilogue(w, node, w.emit("MatMul", a, weight), extras)]
+
+
+@_UNFOLDINGS.add("ExpertProduct")
+def _expert_product(w: Writer, node: Node) -> Sequence[Value]:
+    """A copy of the expert's matrix for each row, times the row as a column."""
+    x, expert, weights = (node.required_input(index) for index in range(3))
+    last = w.emitter.constant(np.array([-1], np.int64))
+    column = w.emit("MatMul", w.emit("Gather", weights, expert), w.emit("Unsqueeze", x, last))
+    return [w.emit("Squeeze", column, last)]
 
 
 @_UNFOLDINGS.add("TextCodes")
@@ -206,6 +216,12 @@ def _iota(w: Writer, node: Node) -> Sequence[Value]:
 @_UNFOLDINGS.add("StopGradient", "Boundary")
 def _first_input(w: Writer, node: Node) -> Sequence[Value]:
     return [w.emit("Identity", node.inputs[0])]
+
+
+@_UNFOLDINGS.add("RoundableRows")
+def _roundable_rows(w: Writer, node: Node) -> Sequence[Value]:
+    """An Identity; the exporter writes its attribute as metadata (`annotations.py`)."""
+    return [w.emit("Identity", node.inputs[0], **{ROWS: INT8})]
 
 
 @_UNFOLDINGS.add("MaxPoolGradient")

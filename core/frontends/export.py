@@ -10,7 +10,7 @@ from google.protobuf.message import EncodeError
 from onnx import helper, numpy_helper
 
 from lathe.core.errors import UnsupportedError
-from lathe.core.frontends.annotations import annotate
+from lathe.core.frontends.annotations import ROWS, annotate
 from lathe.core.frontends.declared_types import type_proto
 from lathe.core.frontends.lower import lower
 from lathe.core.frontends.opset_support import min_inputs, oldest_opset
@@ -27,8 +27,8 @@ def export(graph: Graph, opset: int | None = None) -> bytes:
     `opset` is that of the default domain; by default the oldest one from 21 on that has all operators in the form that
     the graph uses. A state becomes an input with an initializer, and its next value an output. A default that a run may
     replace also becomes an input with an initializer. UnsupportedError for graphs that ONNX, or that opset, cannot
-    express, and for models larger than the 2 GiB of an ONNX file. Device annotations and control edges become metadata
-    of nodes (`annotations.py`).
+    express, and for models larger than the 2 GiB of an ONNX file. Annotations, control edges, and the permission to
+    round rows become metadata of nodes (`annotations.py`).
     """
     lowered = lower(graph)
     proto = _graph(lowered)
@@ -91,7 +91,7 @@ def _node(node: Node) -> onnx.NodeProto:
     inputs = ["" if value is None else value.name for value in node.inputs]
     inputs += [""] * (min_inputs(node.op, op.domain) - len(inputs))
     proto = helper.make_node(node.op, inputs, [value.name for value in node.outputs], node.name, domain=op.domain)
-    proto.attribute.extend(_attribute(name, value, where) for name, value in node.attrs.items())
+    proto.attribute.extend(_attribute(name, value, where) for name, value in node.attrs.items() if name != ROWS)
     annotate(proto, node)
     return proto
 

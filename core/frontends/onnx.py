@@ -18,7 +18,7 @@ import onnx
 
 from lathe.core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
 from lathe.core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
-from lathe.core.frontends.annotations import device_of, names_after
+from lathe.core.frontends.annotations import device_of, has_roundable_rows, names_after
 from lathe.core.frontends.attributes import attribute_value, check_kinds, check_known
 from lathe.core.frontends.declared_types import Symbols, is_compatible, value_type
 from lathe.core.frontends.defaults import Types, replaceable_defaults
@@ -261,6 +261,9 @@ class _Importer:
             self._call(function, proto, inputs, attrs, frame)
         elif domain == "" and proto.op_type == "Constant":
             self._constant(proto, attrs, frame, where)
+        elif has_roundable_rows(proto, where):
+            node = OnnxNode(proto.op_type, 1, list(inputs), list(proto.output), attrs, frame.emitter.label, domain)
+            self._emit(node, frame, _emit_roundable_rows)
         else:
             self._operator(proto, domain, inputs, attrs, frame)
 
@@ -529,6 +532,10 @@ def _emit_newest_form(node: OnnxNode, emitter: Emitter, lowering: Lowering | Non
         return values
     attrs = check_known(node.op, node.attrs, node.where)
     return emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)
+
+
+def _emit_roundable_rows(emitter: Emitter, node: OnnxNode) -> list[Value]:
+    return contrib.emit_output(emitter, node, "RoundableRows", node.required(0))
 
 
 def _declared_types(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 
 from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.annotations import ROWS
 from lathe.core.frontends.opsets import ANY_VERSION, adapter_versions
 from lathe.core.frontends.proto import newest_opset
 from lathe.core.ir.graph import Node, Value
@@ -59,7 +60,7 @@ def _fits(node: Node, domain: str, version: int) -> bool:
     are_counts_allowed = len(node.inputs) <= schema.max_input and len(node.outputs) <= schema.max_output
     return (
         are_counts_allowed
-        and node.attrs.keys() <= schema.attributes.keys()
+        and node.attrs.keys() - {ROWS} <= schema.attributes.keys()
         and _are_types_allowed(schema.inputs, node.inputs)
         and _are_types_allowed(schema.outputs, node.outputs)
     )

@@ -69,9 +69,9 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class SymDim:
     """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable.
 
-    `/` means the same as `//`. `/` and `%` with a number on the left raise TypeError. `%` raises ZeroDivisionError for
-    the number 0. ValueError if a result has more than `_MAX_SIZE` parts (`size`: terms and atoms, nested ones
-    included).
+    `/` means the same as `//`. A number may stand on the left of `//`; on the left of `/` and `%` it raises TypeError.
+    `%` raises ZeroDivisionError for the number 0. ValueError if a result has more than `_MAX_SIZE` parts (`size`: terms
+    and atoms, nested ones included).
     """
 
     __slots__ = ("_hash", "_names", "size", "terms")

@@ -21,6 +21,7 @@ from lathe.core.kernels.direct.spec import direct
 from lathe.core.kernels.dynamic_windows.spec import dynamic_depthwise, dynamic_pool
 from lathe.core.kernels.elementwise.spec import OPS as ELEMENTWISE
 from lathe.core.kernels.elementwise.spec import elementwise
+from lathe.core.kernels.experts.spec import experts
 from lathe.core.kernels.gemm.dynamic_spec import dynamic_gemm
 from lathe.core.kernels.gemm.spec import gemm
 from lathe.core.kernels.indexing.gather_elements_spec import gather_elements
@@ -47,7 +48,7 @@ from lathe.core.kernels.strassen.tile_offers import other_tiles
 from lathe.core.kernels.svm.spec import svm
 from lathe.core.kernels.topk.spec import topk
 from lathe.core.kernels.trees.spec import trees
-from lathe.core.kernels.weight_only.dot_spec import weight_only_dot
+from lathe.core.kernels.weight_only.dot_spec import finer_rows, weight_only_coarse, weight_only_dot
 from lathe.core.kernels.weight_only.spec import weight_only
 from lathe.core.kernels.winograd.lines_spec import winograd_lines
 from lathe.core.kernels.winograd.spec import for_slow_memory, winograd, without_winograd
@@ -72,7 +73,8 @@ TABLE: dict[str, Row] = {
     # products and convolutions
     "MatMul": _PRODUCT,
     "FusedMatMul": _PRODUCT,
-    "DequantizedMatMul": Row((weight_only_dot, weight_only)),
+    "DequantizedMatMul": Row((weight_only_coarse, weight_only_dot, weight_only), offers=(finer_rows,)),
+    "ExpertProduct": Row((experts,)),
     "Conv": Row(_CONV, _CONV_OFFERS),
     "FusedConv": Row((*_CONV, batch_conv), _CONV_OFFERS),
     "PooledConv": Row((direct,)),

@@ -69,7 +69,8 @@ class CachedDecoder:
         """Return the memory of compilation, and drop the pages of weight files, whose weights the plans hold now."""
         return_to_system(sum(executable.plan.weights for executable in self.executables))
         sources = (parameter.source for _, parameter in model.module.named_state())
-        files = [owner_of(each.tensor.data) for each in sources if isinstance(each, StoredWeight)]
+        tensors = [tensor for each in sources if isinstance(each, StoredWeight) for tensor in each.tensors]
+        files = [owner_of(tensor.data) for tensor in tensors]
         for file in {id(file): file for file in files}.values():
             release_pages(file)
 

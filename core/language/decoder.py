@@ -6,8 +6,10 @@ Parameters have the names of Llama in the library Transformers, such as `model.l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lathe.core.language.attention import CachePlaces, LayerCache, Places, SelfAttention, places_of
+from lathe.core.language.experts import MixtureOfExperts
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.nn import functional as F
 from lathe.core.nn.linear import Embedding, Linear
@@ -55,7 +57,8 @@ class Layers(Module):
         self.embed_tokens = Embedding(settings.vocabulary, settings.width)
         learned = settings.rotary is None
         self.embed_positions = Embedding(settings.context, settings.width) if learned else None
-        self.layers = ModuleList(Layer(settings, window) for window in settings.windows)
+        mixed = (False,) * settings.layers if settings.experts is None else settings.experts.layers
+        self.layers = ModuleList(Layer(settings, *each) for each in zip(settings.windows, mixed, strict=True))
         self.norm = _normalization(settings)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -84,13 +87,16 @@ class Layers(Module):
 
 
 class Layer(Module):
-    """Attention and a feed-forward network, each after a normalization and with a residual connection."""
+    """Attention and a feed-forward network, each after a normalization and with a residual connection.
 
-    def __init__(self, settings: DecoderSettings, window: int | None) -> None:
+    With `mixed`, a mixture of experts takes the place of the feed-forward network.
+    """
+
+    def __init__(self, settings: DecoderSettings, window: int | None, mixed: bool) -> None:
         self.input_layernorm = _normalization(settings)
         self.self_attn = SelfAttention(settings, window)
         self.post_attention_layernorm = _normalization(settings)
-        self.mlp = FeedForward(settings)
+        self.mlp: Module = _mixture(settings) if mixed else FeedForward(settings)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         return self._fed_forward(x + self.self_attn(self.input_layernorm(x), places))
@@ -101,7 +107,8 @@ class Layer(Module):
         return self._fed_forward(x + found), cache
 
     def _fed_forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(self.post_attention_layernorm(x))
+        added: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + added
 
 
 class FeedForward(Module):
@@ -117,6 +124,13 @@ class FeedForward(Module):
         if self.gate_proj is None:
             return self.down_proj(self.activation(self.up_proj(x)))
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _mixture(settings: DecoderSettings) -> MixtureOfExperts:
+    experts = settings.experts
+    assert experts is not None
+    shared = None if experts.shared is None else FeedForward(replace(settings, feedforward=experts.shared))
+    return MixtureOfExperts(settings.width, experts, ACTIVATIONS[settings.activation], shared)
 
 
 def _normalization(settings: DecoderSettings) -> Module:

@@ -13,8 +13,8 @@ from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Array
 from lathe.core.language.decoder import ACTIVATIONS
 from lathe.core.language.document import MOST_LAYERS, Document
-from lathe.core.language.settings import DecoderSettings, LinearScaling, Llama3Scaling, Rotary, Scaling
-from lathe.core.language.weight_sources import WeightSource, part
+from lathe.core.language.settings import DecoderSettings, Experts, LinearScaling, Llama3Scaling, Rotary, Scaling
+from lathe.core.language.weight_sources import WeightSource, part, stacked
 
 # Buffers that older versions of Transformers wrote, and a copy of tied weights. `lm_head.weight` of other models is
 # read, so it is never unused there.
@@ -42,7 +42,9 @@ def weight_source(settings: DecoderSettings, names: Collection[str]) -> Callable
         prefix = "transformer." if any(name.startswith("transformer.") for name in names) else ""
         return lambda path: _gpt2_source(path, prefix)
     prefix = "model." if any(name.startswith("model.") for name in names) else ""
-    return lambda path: WeightSource(prefix + path.removeprefix("model.") if path.startswith("model.") else path)
+    if settings.experts is not None:
+        return lambda path: _mixture_source(path, prefix, settings)
+    return lambda path: _plain_source(path, prefix)
 
 
 def _llama(config: Document) -> DecoderSettings:
@@ -85,6 +87,55 @@ def _qwen3(config: Document) -> DecoderSettings:
     return replace(settings, windows=_qwen_windows(config, settings.layers))
 
 
+def _qwen2_moe(config: Document) -> DecoderSettings:
+    settings = replace(_without_biases(_llama(config)), query_bias=config.flag("qkv_bias", True))
+    experts = _qwen_experts(config, settings.layers, 60, 4, 1408)
+    experts = replace(experts, shared=config.size("shared_expert_intermediate_size", 5632))
+    first = config.get("max_window_layers")
+    first = first if type(first) is int else 28
+    every_other = tuple(layer < first and layer % 2 == 0 for layer in range(settings.layers))
+    return replace(settings, windows=_qwen_windows(config, settings.layers, every_other), experts=experts)
+
+
+def _qwen3_moe(config: Document) -> DecoderSettings:
+    settings = replace(_llama(config), query_norm=True, feedforward_bias=False)
+    all_layers = (True,) * settings.layers
+    windows = _qwen_windows(config, settings.layers, all_layers)
+    return replace(settings, windows=windows, experts=_qwen_experts(config, settings.layers, 128, 8, 768))
+
+
+def _qwen_experts(config: Document, layers: int, count: int, chosen: int, width: int) -> Experts:
+    """The experts, by default of these numbers, in every `decoder_sparse_step`-th layer but `mlp_only_layers`."""
+    # Older files have the second name.
+    name = "num_local_experts" if config.has("num_local_experts") else "num_experts"
+    step, plain = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    plain = [] if plain is None else plain
+    if not isinstance(plain, list) or not all(type(layer) is int for layer in plain):
+        raise config.error("mlp_only_layers", "a list of layers", plain)
+    return Experts(
+        count=config.size(name, count),
+        chosen=config.size("num_experts_per_tok", chosen),
+        width=config.size("moe_intermediate_size", width),
+        normalized=config.flag("norm_topk_prob", False),
+        shared=None,
+        layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers)),
+    )
+
+
+def _mixtral(config: Document) -> DecoderSettings:
+    settings = replace(_without_biases(_llama(config)), rotary=_rotary(config, 1_000_000.0))
+    window = config.size("sliding_window") if config.has("sliding_window") else None
+    experts = Experts(
+        count=config.size("num_local_experts", 8),
+        chosen=config.size("num_experts_per_tok", 2),
+        width=settings.feedforward,
+        normalized=True,
+        shared=None,
+        layers=(True,) * settings.layers,
+    )
+    return replace(settings, windows=(window,) * settings.layers, experts=experts)
+
+
 def _gpt2(config: Document) -> DecoderSettings:
     for name, only in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         if config.flag(name, only) is not only:
@@ -111,7 +162,10 @@ def _gpt2(config: Document) -> DecoderSettings:
     )
 
 
-FAMILIES = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gpt2": _gpt2}
+FAMILIES = {
+    "llama": _llama, "mistral": _mistral, "mixtral": _mixtral, "qwen2": _qwen2, "qwen2_moe": _qwen2_moe, "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe, "gpt2": _gpt2,
+}  # fmt: skip
 
 
 def _layers(config: Document, name: str) -> int:
@@ -122,11 +176,16 @@ def _without_biases(settings: DecoderSettings) -> DecoderSettings:
     return replace(settings, query_bias=False, output_bias=False, feedforward_bias=False)
 
 
-def _qwen_windows(config: Document, layers: int) -> tuple[int | None, ...]:
-    """The window of each layer: by `layer_types` where the file has them, otherwise from `max_window_layers` on."""
+def _qwen_windows(config: Document, layers: int, windowed: tuple[bool, ...] | None = None) -> tuple[int | None, ...]:
+    """The window of each layer: by `layer_types` where the file has them, otherwise by `windowed`.
+
+    Without `windowed`, layers from `max_window_layers` on have a window.
+    """
     if not config.flag("use_sliding_window", False):
         return (None,) * layers
     window, types = config.size("sliding_window", 4096), config.get("layer_types")
+    if types is None and windowed is not None:
+        return tuple(window if each else None for each in windowed)
     if types is None:
         first = config.get("max_window_layers")
         first = 28 if first is None else first
@@ -143,10 +202,10 @@ def _qwen_windows(config: Document, layers: int) -> tuple[int | None, ...]:
     return tuple(kinds[kind] for kind in types)
 
 
-def _rotary(config: Document) -> Rotary:
-    """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older files."""
+def _rotary(config: Document, theta: float = 10_000.0) -> Rotary:
+    """The rotary embedding: `rope_parameters`, or `rope_theta` (else `theta`) and `rope_scaling` of older files."""
     scaling = config.part("rope_parameters") or config.part("rope_scaling")
-    theta = config.number("rope_theta", 10_000.0)
+    theta = config.number("rope_theta", theta)
     if scaling is None:
         return Rotary(theta)
     if scaling.number("partial_rotary_factor", 1.0) != 1:
@@ -165,6 +224,29 @@ def _scaling(config: Document) -> Scaling | None:
                 raise config.error("high_freq_factor", f"a number above low_freq_factor, {low}", high)
             return Llama3Scaling(config.number("factor"), low, high, config.size("original_max_position_embeddings"))
     return None
+
+
+def _plain_source(path: str, prefix: str) -> WeightSource:
+    return WeightSource(prefix + path.removeprefix("model.") if path.startswith("model.") else path)
+
+
+# The matrices of one expert in files, by the parameters that hold those of all experts.
+_EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_MIXTRAL_PARTS = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+
+
+def _mixture_source(path: str, prefix: str, settings: DecoderSettings) -> WeightSource:
+    found = re.fullmatch(r"model\.(layers\.\d+\.)mlp\.(?:experts\.(\w+_proj)|gate\.weight)", path)
+    if found is None or settings.experts is None:
+        return _plain_source(path, prefix)
+    layer, parameter = found.groups()
+    mixtral = settings.family == "mixtral"
+    begin = f"{prefix}{layer}{'block_sparse_moe' if mixtral else 'mlp'}."
+    if parameter is None:
+        return WeightSource(f"{begin}gate.weight")
+    parts = (_MIXTRAL_PARTS if mixtral else _EXPERT_PARTS)[parameter]
+    each = [f"{begin}experts.{expert}.{part}.weight" for part in parts for expert in range(settings.experts.count)]
+    return WeightSource(each[0], stacked(len(parts)), tuple(each[1:]))
 
 
 # GPT-2 stores its weights [inputs, outputs], and those of queries, keys and values as one.

@@ -18,6 +18,7 @@ from lathe.core.language.gguf import read_gguf
 from lathe.core.language.json_file import read_bytes, read_json
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
+from lathe.core.language.special_tokens import folder_tokens, gguf_tokens
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.tokenizer import Tokenizer, parse_tokenizer
 from lathe.core.language.weight_sources import load_weights
@@ -27,15 +28,17 @@ from lathe.core.nn.trace import trace
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder with its weights in `module`. `chat_template` is the text of a Jinja template, which nothing runs yet.
+    """A decoder with its weights in `module`. `chat_template` is the text of a Jinja template.
 
     `module` is an `nn` module with parameters in float32, so it can be run eagerly, trained and traced.
+    `special_tokens` has the texts of tokens that templates name, such as `bos_token`.
     """
 
     settings: DecoderSettings
     module: Decoder
     chat_template: str | None
     _tokenizer: Callable[[], Tokenizer] = field(repr=False)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> Graph:
@@ -52,7 +55,8 @@ def load_language_model(path: str | os.PathLike[str]) -> LanguageModel:
     """The decoder in a Hugging Face folder, or in a GGUF file.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
-    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Qwen2, Qwen3, GPT-2. Weights become float32.
+    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Mixtral, Qwen2, Qwen3 and
+    their mixtures of experts, GPT-2. Weights become float32.
     ModelError for files that are missing or damaged, and UnsupportedError for another family, type or setting.
     """
     place = Path(path)
@@ -65,7 +69,8 @@ def _from_folder(folder: Path) -> LanguageModel:
     module = _new_decoder(settings, tensors, "config.json")
     source = hugging_face.weight_source(settings, tensors)
     load_weights(module, tensors, source, hugging_face.UNUSED, "model.safetensors")
-    return LanguageModel(settings, module, _chat_template(folder), lambda: _folder_tokenizer(folder, config))
+    template, special = _chat_template(folder), folder_tokens(folder)
+    return LanguageModel(settings, module, template, lambda: _folder_tokenizer(folder, config), special)
 
 
 def _from_gguf(path: Path) -> LanguageModel:
@@ -74,7 +79,7 @@ def _from_gguf(path: Path) -> LanguageModel:
     module = _new_decoder(settings, file.tensors, file.name)
     load_weights(module, file.tensors, gguf_model.weight_source(settings), gguf_model.UNUSED, file.name)
     template = Document(file.name, file.metadata).text("tokenizer.chat_template")
-    return LanguageModel(settings, module, template, lambda: gguf_tokenizer.make_tokenizer(file))
+    return LanguageModel(settings, module, template, lambda: gguf_tokenizer.make_tokenizer(file), gguf_tokens(file))
 
 
 def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor], where: str) -> Decoder:
@@ -86,6 +91,10 @@ def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor],
             f"the largest of {len(tensors)} tensors has {most} elements",
             where=where,
         )
+    total = sum(element_count(each.shape, each.name, where) for each in tensors.values())
+    if settings.expert_elements > total:
+        message = f"needs experts of {settings.expert_elements} elements in a layer; all tensors have {total}"
+        raise ModelError(message, where=where)
     with init.skipped():
         return Decoder(settings)
 

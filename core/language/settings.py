@@ -73,6 +73,22 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Mixtures of experts instead of feed-forward networks, in the layers where `layers` is true.
+
+    Each of `count` experts has `width` hidden elements, and a token goes to `chosen` of them. `normalized`: the shares
+    of a token's experts add up to 1. `shared` is the width of a further network for all tokens, None if there is none.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    normalized: bool
+    shared: int | None
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class DecoderSettings:
     """The settings of a decoder-only Transformer.
 
@@ -81,7 +97,7 @@ class DecoderSettings:
     positions that the model was made for. `rotary` is None if positions are learned embeddings. `normalization` is
     "rms" or "layer". `query_norm`: each head of queries and keys is normalized by its root mean square. `gated`: the
     feed-forward network multiplies its activation by a second projection. `tied`: the last product has the weights of
-    the embedding. ModelError for sizes that do not fit each other.
+    the embedding. `experts` are the mixtures of experts of some layers. ModelError for sizes that do not fit.
     """
 
     family: str
@@ -103,6 +119,7 @@ class DecoderSettings:
     query_bias: bool = False
     output_bias: bool = False
     feedforward_bias: bool = False
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -113,6 +130,9 @@ class DecoderSettings:
         if isinstance(scaling, DividedFrequencies) and len(scaling.factors) != self.head_size // 2:
             message = f"rotary scaling: expected {self.head_size // 2} factors, got {len(scaling.factors)}"
             raise ModelError(message, where=self.family)
+        if self.experts is not None and self.experts.chosen > self.experts.count:
+            message = f"{self.experts.chosen} experts of a token: there are only {self.experts.count}"
+            raise ModelError(message, where=self.family)
 
     @property
     def layers(self) -> int:
@@ -122,3 +142,8 @@ class DecoderSettings:
     def largest_weight(self) -> int:
         """The number of elements of the largest weight."""
         return self.width * max(self.vocabulary, self.heads * self.head_size, self.feedforward)
+
+    @property
+    def expert_elements(self) -> int:
+        """The number of elements of the largest weight of all experts together; 0 without experts."""
+        return 0 if self.experts is None else 2 * self.experts.count * self.experts.width * self.width

@@ -22,10 +22,18 @@ def _unchanged(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where a parameter is in a checkpoint: the stored tensor's name, and how its elements become the parameter."""
+    """Where a parameter is in a checkpoint: the stored tensor's name, and how its elements become the parameter.
+
+    `convert` takes the arrays of the tensor and of `others`, further tensors that hold the rest of the parameter.
+    """
 
     name: str
-    convert: Callable[[Array], Array] = _unchanged
+    convert: Callable[..., Array] = _unchanged
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.others)
 
 
 def load_weights(
@@ -44,10 +52,11 @@ def load_weights(
     used: set[str] = set()
     for path, parameter in module.named_state():
         wanted = source(path)
-        if wanted.name not in tensors:
-            raise ModelError(f"tensor '{wanted.name}' is missing, which parameter '{path}' needs", where=where)
-        used.add(wanted.name)
-        stored = StoredWeight(tensors[wanted.name], wanted.convert)
+        for name in wanted.names:
+            if name not in tensors:
+                raise ModelError(f"tensor '{name}' is missing, which parameter '{path}' needs", where=where)
+        used.update(wanted.names)
+        stored = StoredWeight(tuple(tensors[name] for name in wanted.names), wanted.convert)
         shape = _shape_of(stored, where)
         if shape != parameter.data.shape:
             message = f"tensor '{wanted.name}' gives parameter '{path}' the shape {list(shape)}"
@@ -61,32 +70,35 @@ def load_weights(
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A parameter in a checkpoint: calling it reads its elements, as float32, contiguous and read-only."""
+    """A parameter in a checkpoint: calling it reads its elements, as float32, contiguous and read-only.
 
-    tensor: StoredTensor
-    convert: Callable[[Array], Array] = _unchanged
+    `convert` takes the arrays of all `tensors`.
+    """
+
+    tensors: tuple[StoredTensor, ...]
+    convert: Callable[..., Array] = _unchanged
 
     def __call__(self) -> Array:
-        array = np.ascontiguousarray(self.convert(self.tensor.array()), np.float32)
+        array = np.ascontiguousarray(self.convert(*(tensor.array() for tensor in self.tensors)), np.float32)
         array.setflags(write=False)
         return array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the parameter. ValueError if the tensor's shape does not fit the conversion."""
-        return self.convert(np.broadcast_to(np.zeros((), np.int8), self.tensor.shape)).shape
+        """The shape of the parameter. ValueError if the shapes of the tensors do not fit the conversion."""
+        return self.convert(*(np.broadcast_to(np.int8(0), tensor.shape) for tensor in self.tensors)).shape
 
     @property
     def has_codes(self) -> bool:
-        return can_split(self.tensor)
+        return len(self.tensors) == 1 and can_split(self.tensors[0])
 
     def codes(self) -> BlockCodes | None:
         """The elements as codes of few bits with scales; None if the file does not hold codes.
 
         The conversions of GGUF files move whole rows, so they apply to codes and scales alike.
         """
-        found = block_codes(self.tensor)
-        if found is None:
+        found = block_codes(self.tensors[0])
+        if found is None or not self.has_codes:
             return None
         offsets = None if found.offsets is None else self.convert(found.offsets)
         return replace(found, codes=self.convert(found.codes), scales=self.convert(found.scales), offsets=offsets)
@@ -95,18 +107,20 @@ class StoredWeight:
         """Rows of the elements, float32: only these are read from the file if the parameter is the tensor itself."""
         if self.convert is not _unchanged:
             return np.asarray(self()[numbers])
-        rows = self.tensor.data.reshape(self.tensor.shape[0], -1)[numbers]
-        part = replace(self.tensor, shape=(len(numbers), *self.tensor.shape[1:]), data=rows.reshape(-1))
+        (tensor,) = self.tensors
+        rows = tensor.data.reshape(tensor.shape[0], -1)[numbers]
+        part = replace(tensor, shape=(len(numbers), *tensor.shape[1:]), data=rows.reshape(-1))
         return part.array().astype(np.float32, copy=False)
 
 
 def _shape_of(stored: StoredWeight, where: str) -> tuple[int, ...]:
-    """The shape of a parameter. ModelError if the tensor's shape does not fit its conversion."""
-    tensor = stored.tensor
-    tensor.check()
+    """The shape of a parameter. ModelError if the shapes of its tensors do not fit its conversion."""
+    for tensor in stored.tensors:
+        tensor.check()
     try:
         return stored.shape
     except ValueError:
+        tensor = stored.tensors[0]
         message = f"tensor '{tensor.name}' has shape {list(tensor.shape)}, which does not fit the settings"
         raise ModelError(message, where=where) from None
 
@@ -114,6 +128,24 @@ def _shape_of(stored: StoredWeight, where: str) -> tuple[int, ...]:
 def part(index: int, parts: int) -> Callable[[Array], Array]:
     """The `index`-th of so many equal parts along the first axis. ValueError if the axis does not split evenly."""
     return lambda array: np.split(array, parts)[index]
+
+
+def stacked(parts: int) -> Callable[..., Array]:
+    """Joins matrices to one [experts, ...] for each expert: those of the first part of all experts, then the next part.
+
+    The parts of an expert follow each other along its rows. ValueError for matrices of different shapes.
+    """
+
+    def convert(*arrays: Array) -> Array:
+        each = len(arrays) // parts
+        return np.concatenate([np.stack(arrays[at : at + each]) for at in range(0, len(arrays), each)], axis=1)
+
+    return convert
+
+
+def joined_rows(*arrays: Array) -> Array:
+    """Stacks of matrices as one stack of higher matrices, whose rows are those of the first stack, then of the next."""
+    return np.concatenate(arrays, axis=1) if len(arrays) > 1 else arrays[0]
 
 
 def joined_halves(heads: int) -> Callable[[Array], Array]:

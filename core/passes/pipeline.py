@@ -61,6 +61,7 @@ class Options:
     `channels_last`: lay images out as [N, D1.., C]. `fold_limit_bytes`: the largest folded constant, see
     `FoldConstants`. `precision`: the type of the operands of matrix products and convolutions, "float32", "bfloat16" or
     "float16". `integers`: the target multiplies bytes faster than floats, so quantized products get integer kernels.
+    `int8_rows`: all products with constant weights of few bits may round their rows to int8.
     `host`: the target is a CPU; some fusions exist for CPU kernels alone. `inside`: the graph is the body of If, Loop
     or Scan. `in_parts`: the graph will be cut into parts, and each body is compiled as a graph of its own.
     """
@@ -69,6 +70,7 @@ class Options:
     fold_limit_bytes: int = 1 << 26
     precision: str = "float32"
     integers: bool = True
+    int8_rows: bool = False
     host: bool = True
     inside: bool = False
     in_parts: bool = False
@@ -145,7 +147,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
         )
     ]
     weights_of_few_bits: list[Pass] = (
-        [KeepWeightsQuantized()] if options.host and options.precision == "float32" else []
+        [KeepWeightsQuantized(options.int8_rows)] if options.host and options.precision == "float32" else []
     )
     patterns: list[Pass] = [
         *weights_of_few_bits,

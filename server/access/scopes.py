@@ -65,6 +65,10 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     **{("GET", base + tail): _DESCRIBE for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/ready")},
     **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("/config", "/stats")},
     **{("POST", f"{base}/infer"): Scope.INFER for base in (_V2_MODEL, _V2_VERSION)},
+    ("GET", "/v1/models"): _DESCRIBE,
+    ("GET", "/v1/models/{model}"): _DESCRIBE,
+    ("POST", "/v1/chat/completions"): Scope.INFER,
+    ("POST", "/v1/completions"): Scope.INFER,
     ("GET", "/api/v1/models"): Scope.READ,
     ("GET", _MODEL): Scope.READ,
     ("GET", f"{_MODEL}/versions"): Scope.READ,
@@ -88,6 +92,10 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("POST", _DATASET): Scope.TRAIN,
     ("DELETE", _DATASET): Scope.TRAIN,
 }
+
+# Routes whose model is in the body, or that show the caller's own models. The caller needs the scope for any model; the
+# routes check it for the model that they find.
+MODEL_CHECKED_LATER = frozenset(route for route in ROUTES if route[1].startswith("/v1/"))
 
 # Routes whose bodies are files, with larger limits of size and time.
 UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET)})

@@ -7,16 +7,16 @@ from itertools import islice
 
 from lathe.server.access.authority import Caller
 from lathe.server.access.scopes import Scope
-from lathe.server.errors import NotFound, UnknownModel
+from lathe.server.errors import UnknownModel
 
 _APART = 3  # the largest difference in length, in characters, of a suggestion
 _MOST = 100  # names that are compared: about a millisecond on the event loop
 
 
-def with_suggestion(error: UnknownModel, caller: Caller) -> NotFound:
+def with_suggestion(error: UnknownModel, caller: Caller) -> UnknownModel:
     """Return an error that suggests the nearest model name that the caller may read; `error` itself if none is near."""
     near = nearest_name(error, caller)
-    return NotFound(f"{error.message}, did you mean {near!r}?") if near else error
+    return UnknownModel(f"{error.message}, did you mean {near!r}?") if near else error
 
 
 def nearest_name(error: UnknownModel, caller: Caller) -> str:

@@ -129,6 +129,14 @@ class EndlessModel(LoadedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class PatientModel(EndlessModel, Protocol):
+    """An endless model whose runs usually end by themselves. `last_seconds`: how long they may go on at closing."""
+
+    @property
+    def last_seconds(self) -> float: ...
+
+
 class KernelRun(Protocol):
     """One kernel run (step) of an execution; `began` and `ended` are nanoseconds of `time.monotonic_ns`."""
 

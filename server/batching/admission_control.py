@@ -50,7 +50,8 @@ class AdmissionControl:
         Requests of other clients may be dropped to make room. Overloaded or DeadlineExceeded if this one is refused,
         which is counted in the statistics.
         """
-        refusal = self._refusal(entry.group, entry.nbytes, entry.deadline, now, entry.client)
+        entry.priority = self._policy.level(entry.priority)
+        refusal = self._refusal(entry.group, entry.nbytes, entry.deadline, now, entry.client, entry.priority)
         if refusal is None and not self._make_room(entry.nbytes):
             refusal = self._admission.refusal(entry.nbytes, now)
         if refusal is not None:
@@ -59,20 +60,22 @@ class AdmissionControl:
         if entry.deadline is not None:
             wait = max(0.0, entry.deadline - now)
             entry.timer = asyncio.get_running_loop().call_later(wait, self._expire, entry)
-        entry.priority = self._policy.level(entry.priority)
         self._admission.enter(entry.nbytes)
 
     def turn_away(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, priority: int = 0
     ) -> ServerError | None:
-        """The error that refuses a request at time `now`, counted in the statistics; None if it may be queued."""
-        refusal = self._refusal(group, nbytes, deadline, now, client)
+        """The error that refuses a request at time `now`, counted in the statistics; None if it may be queued.
+
+        `priority`: what the request asks for; 0: the default of the policy.
+        """
+        refusal = self._refusal(group, nbytes, deadline, now, client, self._policy.level(priority))
         if refusal is not None:
             self._stats.refused(refusal.code)
         return refusal
 
     def _refusal(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, level: int
     ) -> ServerError | None:
         admission = self._admission
         full = admission.refusal(nbytes, now)
@@ -81,7 +84,7 @@ class AdmissionControl:
         target = self._policy.latency_target
         if full is not None or (deadline is None and target is None):
             return full
-        expected = self.expected(group.rows or 1, group.work)
+        expected = self._expected(group.rows or 1, group.work, level)
         if deadline is not None and now + expected > deadline:
             return DeadlineExceeded(
                 "the request's timeout is shorter than its wait and execution are expected to take",
@@ -95,21 +98,26 @@ class AdmissionControl:
             )
         return None
 
-    def expected(self, rows: int, work: float | None = None) -> float:
+    def expected(self, rows: int, work: float | None = None, priority: int = 0) -> float:
         """The seconds until a request of `rows` (at least 1) that is queued now would be answered.
 
-        Assumes that all queued requests run before it in full batches, of which `instances` run at once, and adds the
-        fixed time of a batch for each further shape in the queue. 0 without measurements. `work` is the request's work;
-        None: the mean work of that number of rows.
+        Assumes that the queued requests that are not less urgent run before it (`Queue.ahead`) in full batches, of
+        which `instances` run at once, and adds the fixed time of a batch for each further shape among them. 0 without
+        measurements. `work` is the request's work; None: the mean work of that number of rows. `priority` is as in
+        `turn_away`.
         """
-        cost, queue = self._cost, self._queue
-        waiting = queue.rows + rows
-        work_per_row = (queue.work + (cost.mean_work(rows) if work is None else work)) / waiting
+        return self._expected(rows, work, self._policy.level(priority))
+
+    def _expected(self, rows: int, work: float | None, level: int) -> float:
+        cost, now = self._cost, monotonic()
+        rows_ahead, work_ahead, shapes = self._queue.ahead(level, now)
+        waiting = rows_ahead + rows
+        work_per_row = (work_ahead + (cost.mean_work(rows) if work is None else work)) / waiting
         batches, rest = divmod(waiting, self._max_rows)
         own = batches // self._policy.instances * cost.least_bound(self._max_rows * work_per_row)
         own += cost.least_bound(rest * work_per_row) if rest else 0.0
-        own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # more batches, as shapes do not mix
-        return self._dispatch.remaining(monotonic()) + own
+        own += max(0, shapes - batches - bool(rest)) * cost.bound(0)  # more batches, as shapes do not mix
+        return self._dispatch.remaining(now) + own
 
     def _make_room(self, nbytes: int) -> bool:
         """Drop requests of the clients with most of the queue until one more of `nbytes` fits.

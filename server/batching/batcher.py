@@ -108,7 +108,8 @@ class Batcher:
             self._submit_parts(entry)
             return
         entry.since = now = monotonic()
-        if not self._control.skips_checks or entry.deadline is not None or not self.admission.admit(entry.nbytes):
+        needs_checks = not self._control.skips_checks or entry.deadline is not None or entry.priority
+        if needs_checks or not self.admission.admit(entry.nbytes):
             self._control.admit(entry, now)
             self._former.expect(now)
         self.queue.push(entry)
@@ -145,20 +146,20 @@ class Batcher:
             raise
 
     def turn_away(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, priority: int = 0
     ) -> ServerError | None:
         """The error that refuses a request at time `now`, counted in the statistics; None if it may be queued.
 
-        `deadline` and `now` in monotonic seconds; `nbytes`: the bytes of its inputs.
+        `deadline` and `now` in monotonic seconds; `nbytes`: the bytes of its inputs; `priority`: as the request asks.
         """
-        return self._control.turn_away(group, nbytes, deadline, now, client)
+        return self._control.turn_away(group, nbytes, deadline, now, client, priority)
 
-    def expected(self, rows: int, work: float | None = None) -> float:
-        """The seconds until a request of `rows` that is queued now would be answered, after all that is queued.
+    def expected(self, rows: int, work: float | None = None, priority: int = 0) -> float:
+        """The seconds until a request of `rows` that is queued now would be answered, after all that is ahead of it.
 
-        `work`: its cost units; None: the mean work of that number of rows.
+        `work`: its cost units; None: the mean work of that number of rows. `priority`: as the request asks.
         """
-        return self._control.expected(rows, work)
+        return self._control.expected(rows, work, priority)
 
     def cancel(self, entry: Entry) -> None:
         """Cancel a request whose caller left: it leaves the queue or, once staged or running, is not answered."""
@@ -169,7 +170,10 @@ class Batcher:
         await self.admission.drained()
 
     def close(self) -> None:
-        """Release the model's share of the workers. The batcher must be drained; no request may be submitted later."""
+        """Give back the version's place in the worker pool. It must be drained, and no request may be submitted later.
+
+        The last version of a model to do so also removes the model's compute share.
+        """
         self._dispatch.close()
 
     # when the next batch is formed

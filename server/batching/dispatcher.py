@@ -94,7 +94,7 @@ class Dispatcher:
             self._pool.promise(self._tenant, share)
 
     def close(self) -> None:
-        """Release the model's share of the workers. Nothing may be staged later."""
+        """Give back the version's place in the worker pool. Nothing may be staged later."""
         self._pool.let_go(self._tenant)
 
     def _submit_job(self) -> None:

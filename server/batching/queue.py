@@ -34,6 +34,7 @@ class Queue:
         "_groups",
         "_latest",
         "_length",
+        "_levels",
         "_shares",
         "rows",
         "starvation",
@@ -44,6 +45,9 @@ class Queue:
         self.starvation = starvation
         self.rows = self.work = 0  # waiting
         self._groups: dict[Key, FairQueue] = {}
+        self._levels: dict[
+            int, list[int]
+        ] = {}  # waiting rows and work by priority; not of priority 0, the only one then
         self._length = 0  # entries in the groups, including cancelled ones
         self._gone = 0  # cancelled entries that are still in the groups
         self._client: str | None = None  # the only client that waits; None: there are several
@@ -59,10 +63,25 @@ class Queue:
     def __iter__(self) -> Iterator[Entry]:
         return (entry for group in self._groups.values() for entry in group if entry.state is WAITING)
 
-    @property
-    def shapes(self) -> int:
-        """The number of different shapes that wait: a lower bound for the number of batches."""
-        return len({key[1] for key in self._groups})
+    def ahead(self, priority: int, now: float) -> tuple[int, int, int]:
+        """The rows and the work that wait ahead of a new request of this priority, and the number of their shapes.
+
+        Less urgent requests are not ahead, unless one of their priority has waited for longer than `starvation`.
+        """
+        if not priority:
+            return self.rows, self.work, len({key[1] for key in self._groups})
+        ahead = {
+            key[0] for key, group in self._groups.items() if key[0] <= priority or now - group.since > self.starvation
+        }
+        behind = [counts for level, counts in self._levels.items() if level not in ahead]
+        shapes = len({key[1] for key in self._groups if key[0] in ahead})
+        return self.rows - sum([rows for rows, _ in behind]), self.work - sum([work for _, work in behind]), shapes
+
+    def _count_level(self, entry: Entry, sign: int) -> None:
+        """Add the rows and the work of an entry to those of its priority that wait, or subtract them (`sign` -1)."""
+        level = self._levels.setdefault(entry.priority, [0, 0])
+        level[0] += sign * entry.rows
+        level[1] += sign * entry.work
 
     def push(self, entry: Entry) -> None:
         """Append an entry to its group."""
@@ -81,6 +100,8 @@ class Queue:
         self._length += 1
         self.rows += entry.rows
         self.work += entry.work
+        if entry.priority:
+            self._count_level(entry, 1)
 
     def _group(self, entry: Entry) -> FairQueue:
         latest = self._latest
@@ -131,6 +152,8 @@ class Queue:
         """Count a waiting entry as gone; it is removed at its turn, or by a sweep when most entries are gone."""
         self.rows -= entry.rows
         self.work -= entry.work
+        if entry.priority:
+            self._count_level(entry, -1)
         if self._client is None:
             self._backlog.remove(entry)
         self._gone += 1
@@ -196,6 +219,8 @@ class Queue:
                 self._backlog.remove(entry)
             rows += entry.rows
             self.work -= entry.work
+            if entry.priority:
+                self._count_level(entry, -1)
             if entry.group.rows == 0:
                 break
         self._length -= popped
@@ -215,6 +240,8 @@ class Queue:
                 self._backlog.add(entry)
             self.rows += entry.rows
             self.work += entry.work
+            if entry.priority:
+                self._count_level(entry, 1)
         self._length += len(entries)
 
     def _sweep(self) -> None:

@@ -24,8 +24,9 @@ MAX_SECONDS = 30 * 86_400.0  # seconds
 class Step:
     """A step of the rollout: the candidate's share of the requests (`weight`), and the conditions that end the step.
 
-    The next step begins when `seconds` are over and the candidate has answered `requests` requests since the start of
-    the trial. The candidate may go live after the `seconds` of the last step.
+    The next step begins when `seconds` are over and the candidate has answered `requests` requests since the trial
+    began in this server; with `weight` 0 its answers to shadow requests count. The candidate may go live when no
+    `seconds` of this or a later step are left, whatever `requests` says.
     """
 
     weight: float

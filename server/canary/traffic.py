@@ -69,7 +69,7 @@ class Trial:
         self.guard.follow(plan.weight)
 
     def release(self) -> None:
-        """End the last step: from now on the candidate may go live, at once if it has passed already."""
+        """End the `seconds` of the steps: from now on the candidate may go live, at once if it has passed already."""
         if self._is_held:
             self._is_held = False
             if self.verdict is not Verdict.ROLL_BACK:  # that is final
@@ -87,7 +87,7 @@ class Trial:
 
     def _takes_shadow(self) -> bool:
         self._shadow_sequence = (self._shadow_sequence + _GOLDEN) % 1.0
-        return self.verdict is Verdict.UNDECIDED and self._shadow_sequence < self.plan.shadow
+        return self.verdict is not Verdict.ROLL_BACK and self._shadow_sequence < self.plan.shadow
 
     def _shadow(self, inputs: Tensors, expected: Tensors) -> None:
         """Send a request that the stable version has answered to the candidate, too, and compare the answers.
@@ -109,9 +109,9 @@ class Trial:
             self.candidate.submit(Entry(inputs, self.candidate.signature.group_of(inputs), compare))
 
     def _update_verdict(self) -> None:
-        """Report a new verdict of the guard; before the end of the last step (`release`) PROMOTE is only noted.
+        """Report a new verdict of the guard; before the end of the steps' `seconds` (`release`) PROMOTE is only noted.
 
-        A candidate that has passed but is not promoted may still fail later.
+        A candidate that has passed but is not promoted is still compared, and may fail later.
         """
         passed = self.verdict is Verdict.PROMOTE and self.plan.promote and not self._is_held
         if self.verdict is Verdict.ROLL_BACK or passed:

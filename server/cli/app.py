@@ -10,6 +10,7 @@ from lathe.server.cli import (
     canary,
     completion,
     datasets,
+    generate,
     infer,
     jobs,
     kernels,
@@ -80,6 +81,8 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=TRAINING)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=TRAINING)
 
 for command in (model.compile, model.run, model.inspect, model.profile, model.bench):
+    app.command(rich_help_panel=LOCAL)(command)
+for command in (generate.generate, generate.chat):
     app.command(rich_help_panel=LOCAL)(command)
 app.command(rich_help_panel=LOCAL)(cli_quantize.quantize)
 app.command(rich_help_panel=LOCAL)(prune.prune)

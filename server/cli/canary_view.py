@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from lathe.server.canary.guard import MAX_REQUESTS
 from lathe.server.cli.terminal import local_time, make_table
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def plan_facts(state: CanaryState) -> Iterator[tuple[str, str]]:
         yield "", "--shadow compares answers too"
     end = "it goes live" if state.promote else "it stays a candidate until `lathe promote` or `lathe canary cancel`"
     yield "passes", f"when it is no worse in enough requests{_least_requests(state)}: {end}"
-    yield "fails", "when it is worse, or undecided after 50,000 requests: it is rolled back"
+    yield "fails", f"when it is worse, or undecided after {MAX_REQUESTS:,} requests: it is rolled back"
 
 
 def step_text(step: StepState) -> str:

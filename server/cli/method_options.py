@@ -35,7 +35,13 @@ Calibration = Annotated[
     typer.Option(help="Choose the range of each activation by: min-max, moving-average, percentile, entropy or mse."),
 ]
 Percentile = Annotated[float, typer.Option(help="With percentile: the share of numbers within the range, in percent.")]
-Activations = Annotated[str, typer.Option(help="Store activations as uint8 or int8.")]
+Activations = Annotated[
+    str,
+    typer.Option(
+        help="Store activations as uint8 or int8. With --weights, int8 permits products to round their inputs in each "
+        "run."
+    ),
+]
 Symmetric = Annotated[bool, typer.Option("--symmetric", help="Use ranges with 0 in the middle.")]
 PerTensor = Annotated[
     bool, typer.Option("--per-tensor", help="Use one scale for a tensor of weights, not one for each channel.")
@@ -103,7 +109,8 @@ class MethodOptions:
             return {"kind": "dynamic", "per_tensor": self.per_tensor, **common}
         if self.weights is not None:
             codes = {"weights": self.weights, "bits": self.bits, "block": self.block, "symmetric": self.symmetric}
-            return {"kind": "weight-only", **codes, **common}
+            rows = {"activations": "int8"} if self.activations == "int8" else {}
+            return {"kind": "weight-only", **codes, **rows, **common}
         budget = {"budget": read_percentage("--budget", self.budget)} if self.budget is not None else {}
         return {
             "kind": "mixed" if budget else "static",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lathe.server.archive import MODEL, PIPELINE
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.model import model_errors
 from lathe.server.cli.models import Name, format_tensor, signature_of, size_of
@@ -26,9 +27,9 @@ def push(
     model: Annotated[
         Path,
         typer.Argument(
-            help="An ONNX file, an exported program of PyTorch (.pt2), or a `pipeline.toml`.",
+            help="An ONNX file, an exported program of PyTorch (.pt2), a `pipeline.toml`, or a language model: a GGUF "
+            "file or a Hugging Face folder.",
             exists=True,
-            dir_okay=False,
             readable=True,
             metavar="FILE",
         ),
@@ -61,6 +62,7 @@ def push(
     \b
     Examples:
       lathe push digits model.onnx
+      lathe push smollm SmolLM2-135M-Instruct.Q4_1.gguf
       lathe push digits model.pt2 --python ~/torch/bin/python
       lathe push digits model.onnx --promote \\
         --url https://models.example.com --ca ca.pem
@@ -104,7 +106,16 @@ def describe_version(client: Client, server: Connection, published: Published) -
     same = [str(other.version) for other in versions if other.version != number and other.digest == detail.digest]
     if same and detail.digest:
         yield "note", f"the same bytes as version {', '.join(same)}"
-    yield from _call_lines(server, name, published, "--allow-signature-change" if differs else "")
+    yield from _call_lines(server, name, published, _generates_texts(detail))
+    if not published.live and published.state == "ready":
+        option = " --allow-signature-change" if differs else ""
+        yield "next", f"lathe promote {name} {published.version}{option}{server.url_option}"
+
+
+def _generates_texts(detail: VersionDetail) -> bool:
+    """Return whether the version is a language model: it has the files of one, and no ONNX file or pipeline."""
+    files = (detail.manifest or {}).get("files", {})
+    return not {MODEL, PIPELINE} & files.keys() and bool(files)
 
 
 def _signature_change(client: Client, name: str, detail: VersionDetail, versions: list[VersionState]) -> int | None:
@@ -139,12 +150,12 @@ def _advice(metadata: dict[str, Any]) -> str:
     return f"; export it with a symbolic leading dimension of {', '.join(fixed)} (torch.onnx.export: dynamic_shapes)"
 
 
-def _call_lines(server: Connection, name: str, published: Published, promote_option: str) -> Iterable[tuple[str, str]]:
+def _call_lines(server: Connection, name: str, published: Published, texts: bool) -> Iterable[tuple[str, str]]:
+    if texts:
+        model = name if published.live else f"{name}:{published.version}"
+        yield "ask", f'POST {server.url.rstrip("/")}/v1/chat/completions with "model": "{model}"'
+        return
     version = "" if published.live else f"/versions/{published.version}"
     yield "ask", f"POST {server.url.rstrip('/')}/v2/models/{name}{version}/infer"
-    where = server.url_option
     option = "" if published.live else f" --version {published.version}"
-    yield "example", f"lathe infer {name}{option}{where}"
-    if not published.live and published.state == "ready":
-        option = f" {promote_option}" if promote_option else ""
-        yield "next", f"lathe promote {name} {published.version}{option}{where}"
+    yield "example", f"lathe infer {name}{option}{server.url_option}"

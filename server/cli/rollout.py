@@ -53,7 +53,7 @@ def watch(
 
 
 def fetch_rollout(client: Client, name: str) -> Rollout:
-    """Fetch the state of a model and the metrics from a server; raises ApiError."""
+    """Fetch the state of a model and the metrics from a server; raises ClientError."""
     from lathe.server.client import ApiError
 
     try:

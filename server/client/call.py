@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 from urllib.parse import quote
 
@@ -28,6 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
+Content: TypeAlias = str | os.PathLike[str] | bytes  # a path, or the bytes of a file
 Progress: TypeAlias = Callable[[int, int], None]  # bytes sent so far, bytes in all
 
 
@@ -62,7 +65,10 @@ class Call(Generic[T]):
         return f"{self.method} {self.path}"
 
     def result(self, response: httpx.Response) -> T:
-        """Return the result in a response; raises ApiError for an error status, ClientError for a malformed body."""
+        """Return the result in a response; raises ClientError for a malformed body.
+
+        Raises ApiError for an error status, unless the call takes `any_status`.
+        """
         if not (response.is_success or self.any_status):
             raise refusal(response, str(self))
         try:
@@ -192,6 +198,15 @@ def path(*parts: str | int) -> str:
         return "/".join([str(first), *(quote(str(part), safe="") for part in others)])
     except UnicodeEncodeError as error:
         raise ClientError(f"{error.object[:80]!r}: expected text in UTF-8") from error
+
+
+def file_or_bytes(content: Content) -> Path | bytes:
+    """Return the content of an upload: bytes unchanged, a path as a Path; raises ClientError for anything else."""
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, str | os.PathLike):
+        return Path(content)
+    raise ClientError(f"content: expected the path of a file or bytes, got {type(content).__name__}")
 
 
 def _fault(error: Exception, response: httpx.Response) -> str:

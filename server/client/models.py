@@ -22,8 +22,10 @@ from lathe.server.api.management.schemas import (
 from lathe.server.archive import body_of
 from lathe.server.client.call import (
     Call,
+    Content,
     Progress,
     Upload,
+    file_or_bytes,
     ignore_body,
     json_arguments,
     operation,
@@ -130,7 +132,7 @@ class ModelOperations:
     def upload(
         self,
         model: str,
-        content: Path | bytes,
+        content: Content,
         *,
         promote: bool = False,
         allow_signature_change: bool = False,
@@ -138,13 +140,14 @@ class ModelOperations:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Call[Published]:
-        """Upload a model file; returns once the version is compiled, loaded and durable.
+        """Upload a model file, its path or its bytes; returns once the version is compiled, loaded and durable.
 
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
-        of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
-        weights that are not there.
+        of a `pipeline.toml` read, and those of a language model in a Hugging Face folder. Raises OSError for files that
+        cannot be read, and lathe.core.errors.ModelError for weights that are not there.
         """
-        body = Upload(lambda: nullcontext(body_of(content)), progress)
+        file = file_or_bytes(content)
+        body = Upload(lambda: nullcontext(body_of(file)), progress)
         return upload_call(model, body, promote, allow_signature_change, metadata, key)
 
     @operation

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lathe.server.api.management.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
 from lathe.server.api.management.job_responses import JobAccepted, JobDetail, JobSummary
 from lathe.server.client.call import (
     Call,
+    Content,
     Progress,
     Upload,
+    file_or_bytes,
     json_arguments,
     operation,
     parse_list,
@@ -41,14 +42,13 @@ class TrainingOperations:
         return Call("GET", path(_DATASETS, name), parse_one(DatasetDetail))
 
     @operation
-    def upload_dataset(
-        self, name: str, content: Path | bytes, *, progress: Progress | None = None
-    ) -> Call[DatasetDetail]:
-        """Upload a file, its bytes, or a folder as an archive; returns once the server has read and checked it.
+    def upload_dataset(self, name: str, content: Content, *, progress: Progress | None = None) -> Call[DatasetDetail]:
+        """Upload a file or its bytes, or a folder as an archive; returns once the server has read and checked it.
 
-        Idempotent. Raises OSError if the content cannot be read.
+        `content` is the path of the file or folder, or bytes. Idempotent. Raises OSError if the content cannot be read.
         """
-        body = Upload(lambda: dataset_body(content), progress)
+        file = file_or_bytes(content)
+        body = Upload(lambda: dataset_body(file), progress)
         return Call("POST", path(_DATASETS, name), parse_one(DatasetDetail), upload=body, is_long=True)
 
     @operation

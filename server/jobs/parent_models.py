@@ -25,17 +25,20 @@ class RepositoryParents:
         self._store = store
 
     async def pin(self, model: str, version: str) -> ModelPin:
-        """Return the version that `version`, a number or an alias, names now; raises NotFound.
+        """Return the version that `version`, a number or an alias, names now.
 
-        Also Unprocessable for a pipeline, and for a version without a valid manifest, such as a hand-copied one that is
-        not adopted yet.
+        Raises NotFound, BadRequest for an invalid name, and Unprocessable for a version without an ONNX model or
+        without a valid manifest, such as a hand-copied one that is not adopted yet.
         """
         number = self._resolve_version(names.check_model(model), version)
         manifest = (await self._catalog.version(model, number)).manifest
         if manifest is None:
             raise Unprocessable(f"version {number} of model {model!r} has not been adopted yet")
         if MODEL_FILE not in manifest.files:
-            raise Unprocessable(f"version {number} of model {model!r} is no ONNX model: a job cannot start from it")
+            raise Unprocessable(
+                f"version {number} of model {model!r} has no ONNX model, which a job could read: it is a pipeline or a "
+                "language model"
+            )
         return ModelPin(model, number, manifest.digest)
 
     def link(self, pin: ModelPin, folder: Path) -> None:

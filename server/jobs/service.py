@@ -134,9 +134,9 @@ class JobService:
         """Queue a job, durable on return; returns it, and whether it was submitted before under the same key.
 
         Also removes the oldest ended jobs, as `tidy` does. Raises TooLarge or Unprocessable for the recipe,
-        Unprocessable for a model that is no ONNX model, or if the key was used for another request, BadRequest,
-        Forbidden, NotFound, QuotaExceeded, StorageFull; also Unprocessable, Overloaded and others of
-        `InputCheck.run` for a kind that checks its inputs.
+        Unprocessable for a version without an ONNX model, also one that the gate compares with, or if the key was used
+        for another request, BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull; also Unprocessable, Overloaded
+        and others of `InputCheck.run` for a kind that checks its inputs.
         """
         self.register.check()
         fingerprint = request.fingerprint()
@@ -146,6 +146,7 @@ class JobService:
         await self._check_storage()
         async with self._datasets.hold(request.dataset) as data:
             pin, name = await self._pin(request), await self._datasets.name_of(request.dataset)
+            await self._check_comparison(request.publish)
             await self._check_inputs(request, pin, data.path)
             order = self._order(caller, request, DatasetPin(name, data.digest), pin)
             order = replace(order, key=key, fingerprint=fingerprint)
@@ -208,6 +209,20 @@ class JobService:
         unfinished = sum(_owns(caller, job) for job in self.register.all() if not job.state.is_final)
         if unfinished >= self._quotas.per_owner:
             raise QuotaExceeded(f"{unfinished} of your jobs have not ended yet, which is the limit", retry_after=60.0)
+
+    async def _check_comparison(self, publish: PublishRequest | None) -> None:
+        """Raises Unprocessable if the gate compares with a version that no job can read, such as a pipeline.
+
+        A model or an alias that does not exist yet is no fault: the condition then holds.
+        """
+        if publish is None or Gate.model_validate(publish.gate or {}).not_worse_than_live is None:
+            return
+        try:
+            await self._parents.pin(publish.model, publish.alias or names.LIVE_ALIAS)
+        except NotFound:
+            return
+        except Unprocessable as error:
+            raise Unprocessable(f"publish.gate.not_worse_than_live: {error.message}") from error
 
     async def _check_inputs(self, request: JobRequest, pin: ModelPin | None, dataset: Path) -> None:
         """Check the inputs of a kind that has a check for them, and that its gate names metrics that are measured."""

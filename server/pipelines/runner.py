@@ -58,7 +58,7 @@ class PipelineRunner:
         May evict a request of another client (see `_evict_for`).
         """
         now = monotonic()
-        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client, entry.priority)
         if refusal is not None:
             raise refusal
         self._evict_for(entry.nbytes)
@@ -95,8 +95,10 @@ class PipelineRunner:
         for servable in self._own.values():
             servable.batcher.close()
 
-    def expected(self, rows: int) -> float:
+    def expected(self, rows: int, priority: int = 0) -> float:
         """Return the expected seconds until a new request of `rows` rows is answered, with the present queues.
+
+        `priority` is what the request asks for; each model has its own levels.
 
         Raises the ServerError of a step whose model has no version that can answer, such as Unavailable.
         """
@@ -104,19 +106,19 @@ class PipelineRunner:
         for step, target in self._steps:
             start = max(ends.get(tensor, 0.0) for tensor in step.inputs.values())
             try:
-                end = start + target().batcher.expected(rows)
+                end = start + target().batcher.expected(rows, priority=priority)
             except ServerError as error:
                 raise with_step(step.name, error) from error
             ends.update(dict.fromkeys(step.outputs.values(), end))
         return max(ends[name] for name in self._outputs if name in ends)
 
     def turn_away(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, priority: int = 0
     ) -> ServerError | None:
         """Return the refusal of a request that arrives now, and count it; None if it may start."""
         refusal: ServerError | None = self.admission.refusal(nbytes, now)
         if refusal is None or self._backlog.is_entitled(client, nbytes, self.admission):
-            refusal = self._deadline_refusal(group.rows or 1, deadline, now)
+            refusal = self._deadline_refusal(group.rows or 1, deadline, now, priority)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal
@@ -136,12 +138,12 @@ class PipelineRunner:
             self.stats.refused(refusal.code)
             victim.finish(refusal)
 
-    def _deadline_refusal(self, rows: int, deadline: float | None, now: float) -> ServerError | None:
+    def _deadline_refusal(self, rows: int, deadline: float | None, now: float, priority: int) -> ServerError | None:
         target = self.policy.latency_target
         if deadline is None and target is None:
             return None
         try:
-            expected = self.expected(rows)
+            expected = self.expected(rows, priority)
         except ServerError as error:  # the model of a step was unloaded, for example
             return error
         if deadline is not None and now + expected > deadline:

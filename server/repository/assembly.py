@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.runtime.host.cpus import available_cpus
 from lathe.server.backends.base import Backend
 from lathe.server.processes.stage_children import Children, Limits
@@ -17,6 +18,7 @@ from lathe.server.repository.builder import Builder
 from lathe.server.repository.disk_space import model_space
 from lathe.server.repository.fs import Fs
 from lathe.server.repository.housekeeping import Housekeeping
+from lathe.server.repository.language_builder import LanguageBuilder
 from lathe.server.repository.live_models import LiveModels
 from lathe.server.repository.loader import Loader, ServableMaker
 from lathe.server.repository.memory_budget import MemoryBudget
@@ -97,7 +99,8 @@ def build_control_plane(
     children = children or Children(limits)
     builder = Builder(children, cache, backend, options, memory)
     models = LiveModels(registry)
-    loader = Loader(store, builder, servables, models)
+    languages = LanguageBuilder(memory, GeneratorOptions(settings.generation_cache, threads))
+    loader = Loader(store, builder, servables, models, languages)
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
     watcher = Watcher(store, rollout, settings.poll_interval, settings.settle_time)

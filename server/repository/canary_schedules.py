@@ -1,4 +1,4 @@
-"""Advances scheduled canaries (progressive rollouts) from step to step; after the last step the guard decides.
+"""Advances scheduled canaries (progressive rollouts) from step to step; after all `seconds` the guard decides.
 
 The current step and its start are durable. A running server measures a step by its monotonic clock, so that setting the
 system's clock neither shortens nor stretches it. A server that starts computes the rest of the step from the system's
@@ -61,7 +61,7 @@ class CanarySchedules:
             await asyncio.sleep(CHECK_INTERVAL)
 
     async def look(self) -> None:
-        """Begin the steps that are due now, and let a guard decide after the last step; errors are logged."""
+        """Begin the steps that are due now, and let a guard decide after the last `seconds`; errors are logged."""
         scheduled = {model.name: model for model in self._models if model.aliases.canary and model.aliases.canary.steps}
         for name in self._timers.keys() - scheduled.keys():
             del self._timers[name]
@@ -96,16 +96,15 @@ class CanarySchedules:
         return seconds_left(parse_time("since", plan.since), plan.steps[plan.step].seconds, now)
 
     async def _advance(self, model: LiveModel, plan: CanaryPlan) -> None:
-        """After the time of the present step: begin the next step if `_can_advance` allows it.
+        """After the `seconds` of the present step: begin the next step if `_can_advance` allows it.
 
-        After the last step the guard may make the candidate live. A step that fails to begin is tried again later.
+        If no later step has `seconds`, the guard may make the candidate live from now on. A step that fails to begin is
+        tried again later.
         """
         timer, now = self._timer(model.name, plan), self._clocks.monotonic()
-        if plan.step == len(plan.steps) - 1:
-            if model.trial is not None:
-                model.trial.release()
-            return
-        if not _can_advance(model, plan) or now < timer.not_before:
+        if model.trial is not None and not any(step.seconds for step in plan.steps[plan.step + 1 :]):
+            model.trial.release()
+        if plan.step == len(plan.steps) - 1 or not _can_advance(model, plan) or now < timer.not_before:
             return
         try:
             await self._trials.advance(model, plan, format_time(self._clocks.wall()), SCHEDULE)

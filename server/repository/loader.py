@@ -13,9 +13,16 @@ from lathe.server.backends.base import LoadedModel
 from lathe.server.errors import Internal, NotFound, ServerError, Unavailable, Unprocessable
 from lathe.server.repository.aliases import DamagedDocument
 from lathe.server.repository.builder import Builder, BuiltModel
+from lathe.server.repository.language_builder import LanguageBuilder
 from lathe.server.repository.lifecycle import State, Status
 from lathe.server.repository.live_models import LiveModel, LiveModels
-from lathe.server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
+from lathe.server.repository.manifest import (
+    MODEL_FILE,
+    CorruptVersion,
+    Manifest,
+    language_model_path,
+    verify_files,
+)
 from lathe.server.repository.pipeline_builder import PipelineBuilder
 from lathe.server.repository.store import Store, storage_error
 from lathe.server.telemetry.logs import log_fields
@@ -44,9 +51,17 @@ class ServableMaker(Protocol):
 class Loader:
     """Loads and retires versions; owns the background tasks."""
 
-    def __init__(self, store: Store, builder: Builder, servables: ServableMaker, models: LiveModels) -> None:
+    def __init__(
+        self,
+        store: Store,
+        builder: Builder,
+        servables: ServableMaker,
+        models: LiveModels,
+        languages: LanguageBuilder | None = None,
+    ) -> None:
         self._store = store
         self._builder = builder
+        self._languages = languages or LanguageBuilder()
         self._servables = servables
         self.pipelines = PipelineBuilder(models, models.registry, builder, self.ensure)
         self._artifacts: dict[ModelRef, tuple[Path, ...]] = {}
@@ -224,6 +239,8 @@ class Loader:
     ) -> BuiltModel:
         if (folder / MODEL_FILE).exists():
             return await self._builder.build(folder / MODEL_FILE, digest, model, loading)
+        if (path := language_model_path(folder)) is not None:
+            return await self._languages.build(path, model, loading)
         return await self.pipelines.build(model, folder, loading)
 
     def _on_loading(self, model: LiveModel, version: int) -> None:

@@ -22,7 +22,11 @@ from lathe.server.types import TensorSpec
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.onnx"
-DEFINING = (MODEL_FILE, PIPELINE_FILE)  # a version holds exactly one of them
+GGUF_FILE = "model.gguf"
+CONFIG_FILE = "config.json"  # of a Hugging Face folder
+# A version holds exactly one file of the first group that it has any of: other kinds may have a file `config.json`.
+_KINDS = ((MODEL_FILE, PIPELINE_FILE), (GGUF_FILE, CONFIG_FILE))
+DEFINING = tuple(name for kind in _KINDS for name in kind)
 METADATA_LIMIT = 16 << 10  # bytes of JSON
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -95,7 +99,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: object) -> Manifest:
-        """Parse the document; raises DamagedDocument naming the field, also for an unknown field."""
+        """Parse the document; raises DamagedDocument naming the field, also for an unknown field at the top level.
+
+        Unknown fields of a file, an input or an output are ignored.
+        """
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise DamagedDocument(f"manifest: expected schema {SCHEMA}")
         unknown = set(document) - {"schema", "created", "files", "metadata", "inputs", "outputs"}
@@ -180,8 +187,8 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
     """Return digest and size of each file of a hand-copied version except the manifest, by name.
 
-    Raises CorruptVersion unless the folder is a flat one of plain files with allowed names, exactly one of them a model
-    or pipeline, and OSError if a file cannot be read.
+    Raises CorruptVersion unless the folder is a flat one of plain files with allowed names, which can be a version, and
+    OSError if a file cannot be read.
     """
     entries = {}
     for entry in list(os.scandir(folder)):
@@ -196,8 +203,25 @@ def describe_folder(folder: Path) -> dict[str, FileEntry]:
 
 
 def is_version_content(files: Collection[str]) -> bool:
-    """Whether files of these names can be a version: exactly one of `model.onnx` and `pipeline.toml` is among them."""
-    return sum(name in files for name in DEFINING) == 1
+    """Whether files of these names can be a version.
+
+    Exactly one of `model.onnx` and `pipeline.toml` is among them, or of `model.gguf` and `config.json`.
+    """
+    return defining_file(files) is not None
+
+
+def defining_file(files: Collection[str]) -> str | None:
+    """Return the file that says what the version is, None if there is none, or several."""
+    for kind in _KINDS:
+        if found := [name for name in kind if name in files]:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def language_model_path(folder: Path) -> Path | None:
+    """Return what `lathe.load_language_model` reads in a version's folder; None if it holds another kind of model."""
+    found = defining_file({entry.name for entry in os.scandir(folder)})
+    return {GGUF_FILE: folder / GGUF_FILE, CONFIG_FILE: folder}.get(found or "")
 
 
 def content_digest(files: Mapping[str, FileEntry]) -> str:

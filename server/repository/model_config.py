@@ -202,7 +202,7 @@ class Compilation(_Section):
         description="Bytes of the device's memory that a version may use at its largest batch. What exceeds it waits "
         "in the host's memory between its uses (see docs/gpu.md). Default: all memory of the device.",
     )
-    precision: Literal["float32", "bfloat16", "float16"] | None = Field(
+    precision: Literal["float32", "bfloat16", "float16", "int8-activations"] | None = Field(
         default=None, description="Precision of products and convolutions; default: `LATHE_PRECISION`."
     )
     max_batch: Size | None = Field(default=None, description="Largest batch; default: `LATHE_MAX_BATCH`.")

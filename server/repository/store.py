@@ -161,7 +161,10 @@ class Store:
         return sorted(name for name in folders if (self.root / name / ALIASES).exists() or self.versions(name))
 
     def versions(self, model: str) -> list[int]:
-        """Return the numbers of a model's version folders, hand-copied ones too, ascending; [] without a folder."""
+        """Return the numbers of a model's version folders, hand-copied ones too, ascending; [] without a folder.
+
+        Raises BadRequest for an invalid name of a model.
+        """
         try:
             entries = list(os.scandir(self.root / names.check_model(model)))
         except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +174,7 @@ class Store:
         )
 
     def folder(self, model: str, version: int) -> Path:
-        """Return the folder of a version; raises NotFound."""
+        """Return the folder of a version; raises NotFound, BadRequest for an invalid name of a model."""
         folder = self.root / names.check_model(model) / str(version)
         if folder.is_symlink() or not folder.is_dir():
             raise NotFound(f"model {model!r} has no version {version}")

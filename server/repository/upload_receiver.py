@@ -1,4 +1,4 @@
-"""Receives an upload, a raw ONNX file or a tar archive of a version's files, within a size limit, and hashes it."""
+"""Receives an upload: an ONNX or GGUF file or a tar archive of files, within a size limit, and hashes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lathe.server.archive import foreign_format
+from lathe.server.archive import GGUF_MAGIC, foreign_format
 from lathe.server.errors import BadRequest, TooLarge, UnsupportedMedia
-from lathe.server.repository.manifest import MODEL_FILE, content_digest
+from lathe.server.repository.manifest import GGUF_FILE, MODEL_FILE, content_digest
 from lathe.server.repository.staging import Staging
 from lathe.server.repository.store import Store, storage_errors
 from lathe.server.repository.tar_unpacker import TarUnpacker, is_archive
@@ -45,8 +45,8 @@ class BodyWriter(Protocol):
 class ModelWriter:
     """Writes the body as the model file."""
 
-    def __init__(self, staging: Staging) -> None:
-        self._file = staging.create(MODEL_FILE)
+    def __init__(self, staging: Staging, name: str) -> None:
+        self._file = staging.create(name)
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
@@ -66,10 +66,10 @@ def parse_content_digest(header: str) -> str:
 async def receive_upload(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sha256: str | None) -> Upload:
     """Write the files of a version to a new staging folder.
 
-    A body that is no tar archive becomes the model file unchecked. Raises TooLarge beyond `max_bytes`, UnsupportedMedia
-    for a body that begins like another known format (zip, gzip, pickle, JSON ...), BadRequest if it is empty, no valid
-    archive, or its digest is not `sha256`, StorageFull, QuotaExceeded or Unavailable. After an error the staging folder
-    is removed; otherwise the caller must discard it.
+    A body that is no tar archive becomes the ONNX or GGUF file unchecked. Raises TooLarge beyond `max_bytes`,
+    UnsupportedMedia for a body that begins like another known format (zip, gzip, pickle, JSON ...), BadRequest if it is
+    empty, no valid archive, or its digest is not `sha256`, StorageFull, QuotaExceeded or Unavailable. After an error
+    the staging folder is removed; otherwise the caller must discard it.
     """
     staging = await asyncio.to_thread(store.stage)
     try:
@@ -115,7 +115,9 @@ def _writer(staging: Staging, start: bytes, max_bytes: int) -> BodyWriter:
     """Return the writer for a body that begins with `start`; raises UnsupportedMedia for a known other format."""
     if what := foreign_format(start):
         raise UnsupportedMedia(f"the body is {what}, expected a raw ONNX file")
-    return TarUnpacker(staging.create, max_bytes) if is_archive(start) else ModelWriter(staging)
+    if is_archive(start):
+        return TarUnpacker(staging.create, max_bytes)
+    return ModelWriter(staging, GGUF_FILE if start.startswith(GGUF_MAGIC) else MODEL_FILE)
 
 
 def _write(writer: BodyWriter, digest: Digest, block: bytes) -> None:

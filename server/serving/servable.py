@@ -8,7 +8,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from lathe.server.access.quotas import Quotas
-from lathe.server.backends.base import LoadedModel, as_endless, as_packing, optional_inputs, shape_predicate
+from lathe.server.backends.base import (
+    LoadedModel,
+    PatientModel,
+    as_endless,
+    as_packing,
+    optional_inputs,
+    shape_predicate,
+)
 from lathe.server.batching.admission import Admission
 from lathe.server.batching.batcher import Batcher
 from lathe.server.batching.cache_lookup import CacheLookup
@@ -53,9 +60,9 @@ class Executor(Protocol):
     def submit(self, entry: Entry) -> None: ...
     def cancel(self, entry: Entry) -> None: ...
     def turn_away(
-        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str, priority: int = 0
     ) -> ServerError | None: ...
-    def expected(self, rows: int) -> float: ...
+    def expected(self, rows: int, *, priority: int = 0) -> float: ...
     async def drained(self) -> None: ...
     def close(self) -> None: ...
 
@@ -111,15 +118,18 @@ class Servable:
             self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
 
-    def turn_away(self, group: BatchGroup, nbytes: int, timeout: float | None, client: str) -> ServerError | None:
+    def turn_away(
+        self, group: BatchGroup, nbytes: int, timeout: float | None, client: str, priority: int = 0
+    ) -> ServerError | None:
         """Return the error with which `submit` would refuse an unread request, and count it; None: read it.
 
-        `nbytes`: the bytes of its inputs; `timeout` in seconds. Always None with a response cache.
+        `nbytes`: the bytes of its inputs; `timeout` in seconds; `priority`: as the request asks. Always None with a
+        response cache.
         """
         if self.lookup is not None:
             return None
         now = monotonic()
-        return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now, client)
+        return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now, client, priority)
 
     def cancel(self, entry: Entry) -> None:
         """Cancel a request whose client has disconnected."""
@@ -142,11 +152,14 @@ class Servable:
         """The number of requests that are queued or running."""
         return self.batcher.admission.items
 
-    async def retire(self, patience: float = _LAST) -> None:
+    async def retire(self, patience: float | None = None) -> None:
         """Close the model after its last request; the registry must have dropped it before.
 
-        An execution that may run for ever is interrupted after `patience` seconds.
+        An execution that may run for ever is interrupted after `patience` seconds; None: after those that the kind of
+        model gets.
         """
+        if patience is None:
+            patience = self.model.last_seconds if isinstance(self.model, PatientModel) else _LAST
         drained = asyncio.ensure_future(self._drained())
         while (model := as_endless(self.model)) and not (await asyncio.wait([drained], timeout=patience))[0]:
             model.interrupt()

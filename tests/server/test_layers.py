@@ -23,6 +23,7 @@ NAMES = [
     ["pipelines"],
     ["telemetry.tracing"],
     ["serving"],
+    ["generation"],
     ["telemetry.metrics", "canary"],
     ["repository"],
     ["datasets"],

@@ -18,7 +18,7 @@ from lathe.core.frontends.contrib import (
     variants,
 )
 from lathe.core.frontends.contrib.adopted import adopted_operators, as_standard
-from lathe.core.frontends.contrib.lowering_table import DOMAIN, find_lowering, lowered_operators
+from lathe.core.frontends.contrib.lowering_table import DOMAIN, emit_output, find_lowering, lowered_operators
 
 __all__ = [
     "DOMAIN",
@@ -26,6 +26,7 @@ __all__ = [
     "as_standard",
     "attention",
     "block_quantized",
+    "emit_output",
     "experts",
     "find_lowering",
     "gates",

@@ -113,6 +113,8 @@ def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     return _add_bias(e, node, _product(e, a, scale, zero, *_quantized_input(node, (1, 2, 3))), 4)
 
 
+_INT8_ROWS = 4  # of the attribute `accuracy_level`; 1 to 3 are floats of 32, 16 and 16 bits
+
 _Quantized: TypeAlias = tuple[Value, Value, Value | None]  # a tensor, its scale, its zero point
 
 
@@ -158,8 +160,9 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """A [..,K] times the transpose of a constant weight [N,K] of 4 or 8 bits, quantized in blocks along K, plus bias.
 
     The weight is uint8 [N,blocks,bytes per block]; each block has a scale. Zero points are packed like the weights, or
-    floats. Without them, the middle of the range represents zero. UnsupportedError unless weight and zero points are
-    constants, `bits` is 4 or 8, a block has at least 16 elements, and input 4 (the group of each column) is absent.
+    floats. Without them, the middle of the range represents zero. With the accuracy level 4, rows of A may be rounded
+    to int8. UnsupportedError unless weight and zero points are constants, `bits` is 4 or 8, a block has at least 16
+    elements, and input 4 (the group of each column) is absent.
     """
     refuse_attributes(node, "weight_prepacked")
     sizes = [node.attrs.get(name) for name in ("K", "N", "bits", "block_size")]
@@ -175,7 +178,10 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     else:
         scales = e.constant(known.reshape(n, blocks))
     dense = _dequantize_blocks(e, node, weights, scales, bits, block)
-    y = (node.required(0), e("Transpose", dense, perm=(1, 0)))
+    a = node.required(0)
+    if node.attrs.get("accuracy_level", 0) == _INT8_ROWS:
+        a = e("RoundableRows", a)
+    y = (a, e("Transpose", dense, perm=(1, 0)))
     if (bias := node.input(5)) is None:
         return emit_output(e, node, "MatMul", *y)
     return emit_output(e, node, "Add", e("MatMul", *y), bias)

@@ -143,6 +143,7 @@ def for_each_panel(
     emit: Callable[[Val, Val, int, Val, Val, Val | None], None],
     in_blocks: bool = False,
     prepare: Callable[[Val, Val, Val], None] | None = None,
+    block_tiles: int = BLOCK_TILES,
 ) -> None:
     """Split products into tasks: `emit(entry, panel, columns, start, stop, first)` computes some rows of one panel.
 
@@ -153,7 +154,7 @@ def for_each_panel(
     A single thread takes all rows of a panel at once; several threads share them in blocks of whole tiles, several
     blocks per thread. With `in_blocks`, for weights that stay in the cache, a block of few rows goes through all panels
     before the next block; if there are too few blocks for the threads, they share the panels too. A task then begins
-    with `prepare(entry, start, stop)`, if it is given.
+    with `prepare(entry, start, stop)`, if it is given. Such a block has `block_tiles` tiles of rows.
     """
     full, rest = divmod(columns, tile.columns)
     panels = full + bool(rest)
@@ -172,7 +173,7 @@ def for_each_panel(
         with k.parallel(entries, panels, (count + block - 1) // block) as (entry, panel, part):
             one(entry, panel, part * block, k.ops.min((part + 1) * block, count), None)
         return
-    block = k.index(BLOCK_TILES * tile.rows)
+    block = k.index(block_tiles * tile.rows)
     blocks = (count + block - 1) // block
     groups = k.ops.min(
         (_least_tasks(k) + _at_least_one(entries * blocks) - 1) // _at_least_one(entries * blocks), panels

@@ -51,7 +51,7 @@ def trees(request: Request) -> KernelCall | None:
     """Selector of tree ensembles over rows of float32 that add up or average weights in single precision.
 
     None for several comparisons, for a `post_transform`, for tables that are too large (`_is_covered`), and if the rows
-    have fewer features than the trees read.
+    have fewer features than the trees read, or an unknown number of them.
     """
     node, x = request.node, request.node.inputs[0]
     if x is None or x.dtype is not DType.FLOAT32 or x.tensor.rank != 2 or not _is_plain_sum(node):

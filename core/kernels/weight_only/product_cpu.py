@@ -20,8 +20,11 @@ class Product:
     def __init__(self, spec: WeightOnlySpec, target: Target, stored: DType) -> None:
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
-        dtypes = (F32, stored, F32, *[F32] * spec.has_offsets, *spec.extra_dtypes, spec.dtype)
+        offsets = [spec.offset_dtype] if spec.has_offsets else []
+        dtypes = (F32, stored, spec.scale_dtype, *offsets, *spec.extra_dtypes, spec.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+        for at in range(2, 3 + spec.has_offsets):
+            operands[at] = operands[at].converting(F32)
         self.a, self.codes, self.scales = operands[:3]
         self.offsets = operands[3] if spec.has_offsets else None
         self.first_scratch = len(dtypes)  # the number of the operand

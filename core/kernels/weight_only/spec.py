@@ -34,7 +34,8 @@ class WeightOnlySpec(KernelSpec):
 
     The loops of `nest` are the batch axes and then the rows i; its operands are A, the extras and Y. Strides count
     elements. Codes lie in panels of `tile.columns` columns (`lathe.core.kernels.shared.panels`): int8, or words of
-    codes (`pack_codes`). Scales and offsets lie in panels too.
+    codes (`pack_codes`). Scales and offsets lie in panels too, in their narrowest exact types; offsets of int8 are zero
+    points: an offset is minus the zero point times the scale.
     """
 
     family: ClassVar[str] = "weight_only"
@@ -52,6 +53,8 @@ class WeightOnlySpec(KernelSpec):
     extra_dtypes: tuple[DType, ...]
     dtype: DType  # of Y
     tile: Tile  # of float32 products of many rows
+    scale_dtype: DType
+    offset_dtype: DType
 
     @property
     def summary(self) -> str:
@@ -124,31 +127,68 @@ def weight_only(request: Request) -> KernelCall | None:
         extra_dtypes=tuple(value.dtype for value in _extras_of(node).values()),
         dtype=y.dtype,
         tile=choose_tile(request.cpu, product(y.shape[:-1]), codes.shape[1], request.rank),
+        scale_dtype=DType.FLOAT32,
+        offset_dtype=DType.FLOAT32,
     )
     alike = [i for i, value in _extras_of(node).items() if value.dtype is y.dtype]
     replaceable = [i for i in alike if extras[i] == y_strides]
     flops = product(y.shape) * (2 * spec.depth)
-    return KernelCall(spec, operands_of(spec, node), tuple(replaceable), flops=flops, bytes=_traffic(node, spec))
+    return KernelCall(spec, operands_of(spec, request), tuple(replaceable), flops=flops, bytes=_traffic(node, spec))
 
 
-def operands_of(spec: WeightOnlySpec, node: Node) -> tuple[Operand, ...]:
-    tile = spec.tile
+def operands_of(spec: WeightOnlySpec, request: Request, is_signed: bool = False) -> tuple[Operand, ...]:
+    """The operands of a kernel in their order; `is_signed` as for `pack_codes`."""
+    tile, node = spec.tile, request.node
     layout = f"panels{tile.columns}x{tile.lanes}"
     codes = Packed(1, layout, partial(pack_panels, tile=tile))
     if spec.per_word > 1:
-        codes = Packed(1, f"{layout} of {spec.bits} bits", partial(pack_codes, bits=spec.bits, tile=tile))
-    rest = [2, 3] if spec.has_offsets else [2]
-    floats = (Packed(i, layout, partial(pack_panels, tile=tile)) for i in rest)
-    return (In(0), codes, *floats, *(In(i) for i in _extras_of(node)), Out(0), *spec.scratch)
+        key = f"{layout} of {spec.bits} bits{', signed' if is_signed else ''}"
+        codes = Packed(1, key, partial(pack_codes, bits=spec.bits, tile=tile, is_signed=is_signed))
+    rest = [_packed_floats(2, spec.scale_dtype, layout, tile)]
+    scales = request.constant(2)
+    if scales is not None and spec.has_offsets and spec.offset_dtype is DType.INT8:
+        zeros = partial(_pack_zero_points, scales=scales, tile=tile)
+        rest.append(Packed(3, f"{layout} as zero points", zeros))
+    elif spec.has_offsets:
+        rest.append(_packed_floats(3, spec.offset_dtype, layout, tile))
+    return (In(0), codes, *rest, *(In(i) for i in _extras_of(node)), Out(0), *spec.scratch)
+
+
+def _packed_floats(index: int, dtype: DType, layout: str, tile: Tile) -> Packed:
+    if dtype is DType.FLOAT32:
+        return Packed(index, layout, partial(pack_panels, tile=tile))
+    return Packed(index, f"{layout} of {dtype}", partial(_pack_narrow, dtype=dtype, tile=tile))
+
+
+def _pack_narrow(numbers: Array, dtype: DType, tile: Tile) -> Array:
+    return pack_panels(numbers.astype(dtype.numpy), tile)
+
+
+def zero_points(scales: Array, offsets: Array) -> Array | None:
+    """int8 numbers z such that each offset is exactly -z * scale, as float32; None if there are none."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        points = np.where(scales == 0, np.float32(0), np.rint(-offsets / scales))
+    is_small = bool((np.abs(points + 0.5) <= 127.5).all())
+    return points.astype(np.int8) if is_small and np.array_equal(-points * scales, offsets) else None
+
+
+def _pack_zero_points(offsets: Array, scales: Array, tile: Tile) -> Array:
+    points = zero_points(scales, offsets)
+    assert points is not None, "the selector chose zero points"
+    return pack_panels(points, tile)
 
 
 def codes_per_word(bits: int) -> int:
     return WORD_BYTES * BYTE_BITS // bits
 
 
-def pack_codes(codes: Array, bits: int, tile: Tile) -> Array:
-    """Codes [K, N] in panels of int32 words, each of 32 / `bits` codes along K (see `shift_of`); int8 plus 128."""
-    codes = codes.astype(np.int32) + (1 << (BYTE_BITS - 1)) if codes.dtype == np.int8 else codes
+def pack_codes(codes: Array, bits: int, tile: Tile, is_signed: bool = False) -> Array:
+    """Codes [K, N] in panels of int32 words, each of 32 / `bits` codes along K (see `shift_of`).
+
+    int8 becomes uint8: larger by 128, or with `is_signed` the same bits.
+    """
+    if codes.dtype == np.int8:
+        codes = codes.view(np.uint8) if is_signed else codes.astype(np.int32) + (1 << (BYTE_BITS - 1))
     per_word = codes_per_word(bits)
     depth, columns = codes.shape
     padded = np.zeros((-(-depth // per_word) * per_word, columns), np.uint32)

@@ -408,6 +408,13 @@ class Identity(OpDef):
 
 
 @register
+class RoundableRows(Identity):
+    """Returns its input, whose rows a product with weights of few bits may round to int8 (`DequantizedMatMul`)."""
+
+    domain = "lathe"
+
+
+@register
 class StopGradient(Identity):
     """Returns its input; differentiation treats the result as a constant."""
 

@@ -3,6 +3,8 @@
 `DequantizeLinear` of a constant before a MatMul or Gemm of float32 rows (weight-only quantization) would be folded into
 a weight of float32. A product of few rows takes as long as its weights take from memory, so this pass rewrites it as
 `DequantizedMatMul`, whose kernels read the codes. It runs before constants are folded, and before `quantized`.
+
+Kernels may round the rows to int8 where the model permits it (`RoundableRows`), or everywhere with `int8_rows`.
 """
 
 from __future__ import annotations
@@ -38,20 +40,26 @@ class _Weight:
 
 @dataclass(frozen=True)
 class KeepWeightsQuantized:
-    """Rewrites MatMul and Gemm of float32 with a large constant weight of 2, 4 or 8 bits in DequantizeLinear."""
+    """Rewrites MatMul and Gemm of float32 with a large constant weight of 2, 4 or 8 bits in DequantizeLinear.
 
+    With `int8_rows` all of them may round their rows to int8.
+    """
+
+    int8_rows: bool = False
     name: str = "weight_only"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
             if node.op in ("MatMul", "Gemm"):
-                _rewrite(editor, node)
+                _rewrite(editor, node, self.int8_rows)
         return editor.finish()
 
 
-def _rewrite(editor: Editor, node: Node) -> None:
+def _rewrite(editor: Editor, node: Node, int8_rows: bool) -> None:
     a, b, bias = node.inputs[0], node.inputs[1], node.input(2)
+    if a is not None and a.producer is not None and a.producer.op == "RoundableRows":
+        a, int8_rows = a.producer.inputs[0], True
     if a is None or b is None or a.dtype is not DType.FLOAT32 or not _is_plain(node) or _is_dequantized(a):
         return
     rows, is_transposed = shape_of(a), bool(node.attrs.get("transB"))
@@ -63,7 +71,7 @@ def _rewrite(editor: Editor, node: Node) -> None:
     arrays = [weight.codes, weight.scales, *([] if weight.offsets is None else [weight.offsets])]
     names = ("codes", "scales", "offsets")
     constants = [editor.constant(array, name) for array, name in zip(arrays, names, strict=False)]
-    attrs: dict[str, Attr] = {"block": weight.block, "numbers": weight.numbers}
+    attrs: dict[str, Attr] = {"block": weight.block, "numbers": weight.numbers, "row_bits": 8 * int8_rows}
     y = editor.emit(node, "DequantizedMatMul", a, *constants, attrs=attrs)
     editor.replace(node.output, y if bias is None else editor.emit(node, "Add", y, bias))
 

@@ -56,9 +56,9 @@ _ENDS = {0: "first", -1: "last"}
 class Flow:
     """How a value depends on the tokens.
 
-    No axes: it is the same for all sequences. One axis: it has one row per token. Two axes: it has one number per pair
-    of tokens, which is meaningful only if both are in one sequence; with `blocks` it is zero for all other pairs.
-    `pooled`: it has one row per sequence.
+    `pooled`, without axes: it has one row per sequence. No axes otherwise: it is the same for all sequences. One axis:
+    it has one row per token. Two axes: it has one number per pair of tokens, which is meaningful only if both are in
+    one sequence; with `blocks` it is zero for all other pairs.
     """
 
     axes: tuple[int, ...] = ()

@@ -51,7 +51,9 @@ def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
     )
 
 
-@_NO_OPS.add("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
+@_NO_OPS.add(
+    "Identity", "StopGradient", "RoundableRows", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"
+)
 def _same_type(editor: Editor, node: Node) -> Value | None:
     """The first input of a node whose operator does nothing if types are equal; the caller compares the types."""
     return node.inputs[0]

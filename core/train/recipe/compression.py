@@ -53,8 +53,8 @@ class Compression(Section):
         default=None,
         ge=1,
         le=1 << 16,
-        description="Rows per run, for models that take any number of rows. By default 32, or as many as keep the "
-        "intermediate values of a run below 512 MiB.",
+        description="Rows per run, for models that take any number of rows. By default 32, or fewer, so that the "
+        "intermediate values of a run stay below 512 MiB.",
     )
     timed_rows: int = Field(
         default=1, ge=1, le=1 << 12, description="Rows per timed run, for models that take any number of rows."

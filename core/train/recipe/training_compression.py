@@ -89,8 +89,8 @@ class Distil(Section):
 
     teacher: str = Field(
         min_length=1,
-        description="An ONNX file, relative to the recipe (not in jobs); or `parent`: the version that a job continues "
-        "from, or the file of `lathe train --parent`.",
+        description="An ONNX file, relative to the recipe (not in jobs); or `parent`: the version in the field "
+        "`model` of a job, or the file of `lathe train --parent`.",
     )
     temperature: float = Field(
         default=4.0, gt=0, le=1000, description="Divides the numbers before the softmax of both models."

@@ -20,6 +20,8 @@ Matrix: TypeAlias = NDArray[np.int64]
 Vector: TypeAlias = NDArray[np.float64]
 
 MAX_SCORES = 1 << 24  # most scores that are stored: 64 MiB of float32
+_SUM_TOLERANCE = 0.02  # five times the spacing of bfloat16 below 1
+_LEAST_PROBABILITY = float(np.finfo(np.float32).eps)
 MAX_CONFUSION_CLASSES = 1000  # most classes of a confusion matrix: a larger one is unreadable
 
 
@@ -52,26 +54,33 @@ def metric_collector(classes: int | None) -> MetricCollector:
 
 
 class ClassificationMetrics:
-    """Classification metrics of logits or log-probabilities [N, C, ...] against class indices [N, ...].
+    """Classification metrics of outputs [N, C, ...] against class indices [N, ...].
 
     `classes` is C. `values` has `accuracy`, the macro averages `precision`, `recall` and `f1`, and `log_loss`; for more
     than 5 classes `top5`; and `auc` if it is defined (see `RocArea.value`).
+
+    `log_loss` and `auc` need probabilities. The outputs are probabilities if each row of all batches is one
+    distribution: no number below 0, and a sum of 1 (`are_distributions`). Otherwise they are logits or
+    log-probabilities, and their softmax gives the probabilities.
     """
 
     def __init__(self, classes: int) -> None:
         self.counts = ClassCounts(classes)
         self.top = TopK(5) if classes > 5 else None
-        self.loss = LogLoss()
         self.area = RocArea(classes)
+        self._loss_of_logits, self._loss_of_probabilities = LogLoss(), LogLoss()
+        self._are_probabilities = True  # no row so far says otherwise
         self._confusion = Confusion(classes) if classes <= MAX_CONFUSION_CLASSES else None
 
     def add(self, target: Values, output: Values) -> None:
         target, output = target.ravel(), np.moveaxis(output, 1, -1).reshape(-1, output.shape[1])
-        probable = log_softmax(output)
         predicted = output.argmax(axis=1)
         self.counts.add(target, predicted)
-        self.loss.add(target, probable)
-        self.area.add(target, np.exp(probable).astype(np.float32))
+        self._loss_of_logits.add(target, log_softmax(output))
+        self._are_probabilities = self._are_probabilities and are_distributions(output)
+        if self._are_probabilities:
+            self._loss_of_probabilities.add(target, log_of_probabilities(output))
+        self.area.add(target, output)
         if self.top:
             self.top.add(target, output)
         if self._confusion:
@@ -83,11 +92,11 @@ class ClassificationMetrics:
             "precision": self.counts.macro(self.counts.precision),
             "recall": self.counts.macro(self.counts.recall),
             "f1": self.counts.macro(self.counts.f1),
-            "log_loss": self.loss.value,
+            "log_loss": (self._loss_of_probabilities if self._are_probabilities else self._loss_of_logits).value,
         }
         if self.top:
             metrics[f"top{self.top.k}"] = self.top.value
-        area = self.area.value
+        area = self.area.value(are_logits=not self._are_probabilities)
         return metrics if area is None else {**metrics, "auc": area}
 
     @property
@@ -236,26 +245,27 @@ class RocArea:
     _scores: list[Values] = field(default_factory=list)
     _size: int = 0
 
-    def add(self, target: Values, probabilities: Values) -> None:
-        """Add class indices [N] and probabilities [N, C]. Beyond `MAX_SCORES` of these in all, `value` is None."""
-        self._size += probabilities.size
+    def add(self, target: Values, output: Values) -> None:
+        """Add class indices [N] and outputs [N, C]. Beyond `MAX_SCORES` of these in all, `value` is None."""
+        self._size += output.size
         if self._size > MAX_SCORES:
             self._targets, self._scores = [], []
             return
         self._targets.append(target)
-        self._scores.append(probabilities[:, 1] if self.classes == 2 else probabilities)
+        self._scores.append(output.astype(np.float32))
 
-    @property
-    def value(self) -> float | None:
+    def value(self, are_logits: bool) -> float | None:
         """The area; None if a class has no rows or all of them, or if there were more than `MAX_SCORES` scores.
 
-        None also for fewer than two classes.
+        None also for fewer than two classes. `are_logits`: whether the outputs are logits, not probabilities.
         """
         if not self._targets or self.classes < 2:
             return None
         target, scores = np.concatenate(self._targets), np.concatenate(self._scores)
+        if are_logits:
+            scores = np.exp(log_softmax(scores)).astype(np.float32)
         if self.classes == 2:
-            return area_under_curve(target == 1, scores)
+            return area_under_curve(target == 1, scores[:, 1])
         areas = [area_under_curve(target == label, scores[:, label]) for label in range(self.classes)]
         return None if None in areas else float(np.mean([area for area in areas if area is not None]))
 
@@ -281,6 +291,24 @@ def log_softmax(logits: Values) -> Vector:
     """
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def are_distributions(output: Values) -> bool:
+    """Whether each row of `output` [N, C] has no number below 0, and a sum of 1 within 0.02.
+
+    The tolerance is that of probabilities in bfloat16. That logits meet both in every row does not happen by chance.
+    """
+    sums = output.astype(np.float64).sum(axis=1)
+    return bool((output >= 0).all() and (np.abs(sums - 1) <= _SUM_TOLERANCE).all())
+
+
+def log_of_probabilities(probabilities: Values) -> Vector:
+    """The logarithms of probabilities [N, C], in float64, scaled to a sum of 1; those below 1.2e-7 count as 1.2e-7.
+
+    This bound, the precision of float32, is that of scikit-learn's `log_loss`.
+    """
+    bounded = np.clip(probabilities.astype(np.float64), _LEAST_PROBABILITY, 1.0)
+    return np.log(bounded) - np.log(bounded.sum(axis=1, keepdims=True))
 
 
 def _share(part: Matrix, whole: Matrix) -> Vector:

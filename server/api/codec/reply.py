@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from lathe.server.errors import Internal, ServerError
+from lathe.server.errors import Internal, ServerError, UnknownModel
 
 log = logging.getLogger("lathe.api")
 
@@ -84,9 +85,23 @@ def binary_reply(text: bytes, payload_bytes: int) -> Reply:
     return Reply(200, headers, text, render_block(headers, text))
 
 
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_FIELD = re.compile(r"(?:body\.)?([a-z_]+)(?:[.\[][^:]*)?: ")
+
+
+def openai_error(error: ServerError) -> dict[str, object]:
+    """The body of an error in OpenAI's API: an object with `message`, `type`, `param` and `code`."""
+    status = error.http_status
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    field = _FIELD.match(error.message) if status == 400 else None
+    code = "model_not_found" if isinstance(error, UnknownModel) else error.code
+    return {"error": {"message": error.message, "type": kind, "param": field[1] if field else None, "code": code}}
+
+
 def error_reply(error: Exception, path: bytes | str = "") -> Reply:
     """A reply `{"error": ...}` with the error's status; for paths below /api it also has the `code`.
 
+    For paths below /v1 it has the form of OpenAI's API.
     It has the header `retry-after` if the error has a `retry_after`, and `www-authenticate` for status 401. An
     exception that is no ServerError is logged and becomes an Internal without details.
     """
@@ -98,7 +113,9 @@ def error_reply(error: Exception, path: bytes | str = "") -> Reply:
         extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
     if error.http_status == 401:
         extra += ((b"www-authenticate", b"Bearer"),)
-    document = {"error": error.message}
+    document: dict[str, object] = {"error": error.message}
     if path[:5] in ("/api/", b"/api/"):
         document["code"] = error.code
+    elif path[:4] in ("/v1/", b"/v1/"):
+        document = openai_error(error)
     return json_reply(error.http_status, orjson.dumps(document), extra)

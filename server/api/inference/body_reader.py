@@ -107,6 +107,6 @@ class BodyReader:
         `paid` rows were charged before. Raises the refusal, such as QuotaExceeded or Overloaded.
         """
         self._plane.charge(servable, whose, head.rows, paid)
-        error = servable.turn_away(head.group, head.element_bytes, head.timeout, whose)
+        error = servable.turn_away(head.group, head.element_bytes, head.timeout, whose, head.priority)
         if error is not None:
             raise error

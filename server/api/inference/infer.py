@@ -342,7 +342,7 @@ class InferService:
         wire = codec_of(servable, self.plane.regions).known(data[start : start + size])
         if wire is None:
             return None
-        error = servable.turn_away(wire.group, wire.element_bytes, wire.timeout, key or address)
+        error = servable.turn_away(wire.group, wire.element_bytes, wire.timeout, key or address, wire.priority)
         if error is None:
             return None
         if self.access.wants(ok=False):

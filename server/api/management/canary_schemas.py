@@ -29,13 +29,15 @@ class StepAsked(RequestBody):
         ge=0,
         le=MAX_SECONDS,
         allow_inf_nan=False,
-        description="Duration of the step in seconds. After the last step the candidate goes live, once it has passed.",
+        description="Duration of the step in seconds. When no seconds of this or a later step are left, the candidate "
+        "goes live, once it has passed.",
     )
     requests: int = Field(
         default=0,
         ge=0,
         le=MAX_REQUESTS,
-        description="The step also lasts until the candidate has answered this many requests in total.",
+        description="The step also lasts until the candidate has answered this many requests in total. That does not "
+        "delay its promotion.",
     )
 
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lathe.server.access.authority import Authority, Caller, Mode
 from lathe.server.access.crossorigin import check_origin
-from lathe.server.access.scopes import ROUTES, UPLOADS, RequiredScope
+from lathe.server.access.scopes import MODEL_CHECKED_LATER, ROUTES, UPLOADS, RequiredScope, alternatives
 from lathe.server.api.codec.reply import error_reply
 from lathe.server.api.connection.asgi_cycle import UPLOAD
 from lathe.server.api.middleware.access_log import note_refusal
@@ -27,6 +27,7 @@ class _Entry(NamedTuple):
     need: RequiredScope
     model: str  # the model in the path; empty if there is none
     uploads: bool  # the body is a file
+    later: bool  # the route itself checks the scope for its model
 
 
 class Authorize:
@@ -40,9 +41,7 @@ class Authorize:
         self._app = app
         self._authority = authority
         self._origins = origins
-        self._table = [
-            (method, compile_path(path)[0], need, (method, path) in UPLOADS) for (method, path), need in ROUTES.items()
-        ]
+        self._table = [(compile_path(path)[0], need, (method, path)) for (method, path), need in ROUTES.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer OPTIONS, refuse a request, or pass it on.
@@ -72,15 +71,19 @@ class Authorize:
         if entry.need is None:
             return Caller()
         caller = self._authority.caller(Request(scope).headers.get("authorization", ""))
-        caller.check(entry.need, entry.model)
+        if entry.later:
+            caller.check_any_model(*alternatives(entry.need))
+        else:
+            caller.check(entry.need, entry.model)
         if entry.uploads and (grant := scope.get("extensions", {}).get(UPLOAD)):
             grant()
         return caller
 
     def _find(self, method: str, path: str) -> _Entry:
-        for listed, pattern, need, uploads in self._table:
-            if listed == method and (found := pattern.match(path)):
-                return _Entry(need, found.groupdict().get("model", ""), uploads)
+        for pattern, need, route in self._table:
+            if route[0] == method and (found := pattern.match(path)):
+                model = found.groupdict().get("model", "")
+                return _Entry(need, model, route in UPLOADS, route in MODEL_CHECKED_LATER)
         if self._methods(path):
             raise MethodNotAllowed(f"{path}: method {method} is not allowed")
         raise NotFound(f"{method} {path}: there is no such route")
@@ -90,7 +93,7 @@ class Authorize:
 
         Empty for a path that does not exist.
         """
-        methods = {method for method, pattern, *_ in self._table if path == "*" or pattern.match(path)}
+        methods = {route[0] for pattern, _, route in self._table if path == "*" or pattern.match(path)}
         if "GET" in methods:
             methods.add("HEAD")  # see lathe.server.api.inference.asgi.HeadAsGet
         return sorted(methods | {"OPTIONS"}) if methods else []

@@ -28,6 +28,9 @@ def exported_file(path: Path, options: Options, folder: Path) -> Path:
     Raises ClientError for pickles of any library, since reading a pickle runs code, for files of other known formats,
     for options that do not apply to the file, and if the export fails. Raises OSError if the file cannot be read.
     """
+    if path.is_dir():  # of a language model; `body_of` checks it
+        options.refuse("a folder")
+        return path
     members = _members(path)
     if any(member in _PROGRAM for member in members):
         options.refuse("a .pt2 file", "python")

@@ -64,7 +64,22 @@ def _elementwise() -> Iterator[Case]:
     x, unit, above = real(3, 4), real(3, 4, low=-0.9, high=0.9), real(3, 4, low=1.1, high=5)
     for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"):
         yield case(op, real(2, 3, 4), real(3, 1, low=0.6, high=3))
-    for op in ("Neg", "Abs", "Exp", "Erf", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Identity"):
+    for op in (
+        "Neg",
+        "Abs",
+        "Exp",
+        "Erf",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Atan",
+        "Sinh",
+        "Cosh",
+        "Tanh",
+        "Asinh",
+        "Identity",
+        "RoundableRows",
+    ):
         yield case(op, unit if op == "Tan" else x)
     for op in ("Asin", "Acos", "Atanh"):
         yield case(op, unit)
@@ -101,6 +116,8 @@ def _products() -> Iterator[Case]:
     for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
         left, right = (4, 3) if a else (3, 4), (2, 4) if b else (4, 2)
         yield case("Gemm", real(*left), real(*right), real(2), transA=a, transB=b, alpha=0.7, beta=1.3)
+    yield case("ExpertProduct", real(5, 3), whole(1, -1, 1, 0, 3), real(4, 2, 3))
+    yield case("ExpertProduct", real(2, 1, 3), whole((1, 0), (2, 2)), real(4, 2, 3))
     equations = (
         ("ij,jk->ik", (2, 3), (3, 4)), ("...ij,jk", (2, 2, 3), (3, 4)), ("ij->j", (2, 3)), ("ij,ij->", (2, 3), (2, 3)),
         ("i,j,k->ki", (2,), (3,), (2,)), ("...a,...a->...", (2, 1, 3), (2, 4, 3)),

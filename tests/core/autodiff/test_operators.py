@@ -10,8 +10,8 @@ from tests.core.autodiff.harness import assert_gradients
 
 NAMES = [name for name in registry.names() if type(registry.get(name)).__module__.startswith("lathe.core.ops.")]
 SMOOTH = {"slopes", "gradient", "definition"}
-# Control flow needs bodies: see test_control.py. Straight-through estimators are no derivatives of their steps, and masks
-# have no gradient: see test_training_operators.py.
+# Control flow needs bodies: see test_control.py. Straight-through estimators are no derivatives of their steps, and
+# masks have no gradient: see test_training_operators.py.
 ELSEWHERE = {"If", "Loop", "Scan", "FakeQuantize", "CodedWeight", "MaskedWeight"}
 
 

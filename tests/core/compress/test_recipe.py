@@ -118,14 +118,17 @@ def test_a_static_method_measures_sensitivities_if_it_is_told_to() -> None:
     assert all(0 < layer.error < 0.05 and layer.exact_ns > 0 and layer.is_quantized for layer in measured.choices)
 
 
-@pytest.mark.parametrize("method", [Static(), Dynamic(), WeightOnly(bits=4)], ids=lambda method: method.kind)
+@pytest.mark.parametrize(
+    "method",
+    [Static(), Dynamic(), WeightOnly(bits=4), WeightOnly(bits=4, activations="int8")],
+    ids=["static", "dynamic", "weight-only", "int8-activations"],
+)
 def test_the_report_of_layers_has_the_errors_that_onnx_runtime_finds(method: Any) -> None:
     graph = lathe.load(WIDE)
     made = method.compress(graph, [DATA], 1).graph
     layers = report_layers(graph, made, DATA, 1)
-    types = {"static": ("uint8", "int8"), "dynamic": ("uint8", "int8"), "weight-only": ("float32", "uint4")}[
-        method.kind
-    ]
+    own = getattr(method, "activations", "")
+    types = {"static": ("uint8", "int8"), "dynamic": ("uint8", "int8"), "weight-only": (own, "uint4")}[method.kind]
     assert [(layer.op, layer.weights, layer.inputs_type, layer.weights_type) for layer in layers] == [
         ("MatMul", 4096, *types)
     ] * 2
@@ -174,6 +177,32 @@ def test_a_check_finds_what_cannot_be_compressed_without_a_run() -> None:
         method.check(lathe.load(WIDE))
         with pytest.raises(UnsupportedError, match=r"skip: expected names of nodes, got z"):
             method.model_copy(update={"skip": ("z",)}).check(lathe.load(WIDE))
+
+
+@pytest.mark.parametrize("made", [lambda: lathe.quantize(WIDE, DATA, threads=1), lambda: lathe.quantize_dynamic(WIDE)])
+def test_a_model_of_integers_is_not_compressed_again(made: Any) -> None:
+    """Not by any method, from a table or from a function; a model whose weights alone have few bits is."""
+    integers = made()
+    complaint = r"expected a model that computes with floats, but node '.+' \(MatMul.*\) computes with integers"
+    for method in (Static(), Mixed(budget=0.1), Dynamic(), WeightOnly(), Channels(), Zeros()):
+        with pytest.raises(UnsupportedError, match=complaint):
+            method.check(integers)
+    for again in (
+        lambda: lathe.quantize(integers, DATA),
+        lambda: lathe.quantize(lathe.export(integers), DATA, budget=0.1),
+        lambda: lathe.quantize_weights(integers),
+        lambda: lathe.quantize_dynamic(integers),
+        lambda: lathe.prune_channels(integers),
+        lambda: lathe.prune_weights(integers),
+    ):
+        with pytest.raises(UnsupportedError, match=complaint):
+            again()
+    Static().check(lathe.quantize_weights(WIDE))
+    Static().check(lathe.load(model(
+        "uint8[n,64] b => uint8[n,64] q",
+        "x = DequantizeLinear(b, s) h = Relu(x) y = MatMul(h, w) q = QuantizeLinear(y, s)",
+        f"float s = {{0.1}}, float[64,64] w = {{{', '.join(['0.5'] * 4096)}}}",
+    )))  # fmt: skip
 
 
 def test_methods_that_need_data_say_so() -> None:

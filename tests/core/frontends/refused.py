@@ -56,7 +56,6 @@ ATTRIBUTES = {
     ("GroupQueryAttention", "k_quant_type"): "it counts with a scale of keys only, which is refused",
     ("GroupQueryAttention", "v_quant_type"): "it counts with a scale of values only, which is refused",
     ("MatMulBnb4", "training_mode"): "the product is the same",
-    ("MatMulNBits", "accuracy_level"): "it lets an engine compute with fewer bits; the product is of floats",
     ("QMoE", "accuracy_level"): "it lets an engine compute with fewer bits; the products are of floats",
     ("QMoE", "block_size"): "the shape of the scales says it",
     ("RotaryEmbedding", "scale"): "ONNX Runtime's CPU kernel does not read it either",

@@ -83,6 +83,8 @@ def graphs() -> Iterator[Graph]:
     for numbers in (np.arange(16) - 8, np.sin(np.arange(16))):
         codes, scales = normal(DType.INT8, (64, 48)).astype(np.uint8) & 15, np.abs(floats(2, 48))
         yield _node("DequantizedMatMul", "float32[n,64]", codes, scales, block=32, numbers=tuple(map(float, numbers)))
+    for weights in (floats(6, 40, 20), "float32[6,40,20]"):
+        yield _node("ExpertProduct", "float32[n,1,20]", "int64[n,2]", weights)
     yield _node("FusedMatMul", "float32[size0,20]", "float32[20,size1]")
     for dtype in ("float64", "int32", "int64"):
         yield _node("FusedMatMul", f"{dtype}[n,20]", f"{dtype}[20,n]")

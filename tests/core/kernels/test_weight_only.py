@@ -33,8 +33,11 @@ def product(
     rows: Any = N,
     offsets: bool = False,
     numbers: tuple[float, ...] | None = None,
+    half: bool = False,
+    zero_points: bool = False,
     **more: Any,
 ) -> NodeKernel:
+    """A kernel; `half`: scales are numbers of float16, `zero_points`: offsets are minus integers times the scales."""
     random = np.random.default_rng(depth + columns)
     shape, blocks = (depth, columns), (-(-depth // block), columns)
     if bits == 8:
@@ -43,9 +46,11 @@ def product(
         codes = random.integers(0, 1 << bits, shape).astype(np.uint8)
         numbers = numbers or tuple(float(code - (1 << (bits - 1))) for code in range(1 << bits))
     scales = random.uniform(0.01, 0.1, blocks).astype(np.float32)
-    shifts = [floats(*blocks)] if offsets else []
+    scales = scales.astype(np.float16).astype(np.float32) if half else scales
+    points = random.integers(-8, 8, blocks).astype(np.float32)
+    shifts = [-points * scales if zero_points else floats(*blocks)] if offsets or zero_points else []
     extras = more.pop("extras", ())
-    if extras and not offsets:
+    if extras and not shifts:
         shifts = [None]  # type: ignore[list-item]
     x = TensorType(F32, (rows, depth))
     attrs = {"block": block, "numbers": numbers, **more}

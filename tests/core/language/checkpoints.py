@@ -40,6 +40,15 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         **_SMALL, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1,
     }),
     "qwen3": ("Qwen3Config", {**_SMALL, "head_dim": 16}),
+    "mixtral": ("MixtralConfig", {**_SMALL, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": ("Qwen2MoeConfig", {
+        **_SMALL, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    }),
+    "qwen3-moe": ("Qwen3MoeConfig", {
+        **_SMALL, "head_dim": 16, "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "norm_topk_prob": True, "mlp_only_layers": [0],
+    }),
     "gpt2": ("GPT2Config", _GPT2),
     "gpt2-wide": ("GPT2Config", {**_GPT2, "n_inner": 80, "activation_function": "gelu"}),
 }  # fmt: skip
@@ -58,9 +67,12 @@ def weight(name: str, tensor: str, shape: tuple[int, ...]) -> Any:
     return array + np.float32(1) if is_scale else array
 
 
+_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
 def gguf_parts(config: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and arrays of a GGUF file, by the names of llama.cpp, from those of Transformers."""
-    family = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    family = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     if family == "gpt2":
         return _gpt2_metadata(config), {_name(tensor): _gpt2_array(tensor, array) for tensor, array in weights.items()}
     rope = config["rope_parameters"]
@@ -85,9 +97,10 @@ def gguf_parts(config: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[d
         metadata[f"{family}.rope.scaling.factor"] = ("f32", rope["factor"])
     if config.get("sliding_window") and config["model_type"] == "mistral":
         metadata[f"{family}.attention.sliding_window"] = ("u32", config["sliding_window"])
+    metadata |= _expert_metadata(config, family)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     arrays = {"rope_freqs.weight": _llama3_factors(rope, size)} if rope["rope_type"] == "llama3" else {}
-    for tensor, array in weights.items():
+    for tensor, array in _stacked_experts(weights).items():
         count = next((count for part, count in heads.items() if part in tensor), None)
         arrays[_name(tensor)] = array if count is None or family != "llama" else _interleaved(array, count)
     return metadata, arrays
@@ -99,10 +112,45 @@ _NAMES = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
     "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 }  # fmt: skip
+
+
+def _expert_metadata(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    if "num_experts_per_tok" not in config:
+        return {}
+    found = {
+        f"{family}.expert_count": (
+            "u32",
+            config["num_local_experts" if "num_local_experts" in config else "num_experts"],
+        ),
+        f"{family}.expert_used_count": ("u32", config["num_experts_per_tok"]),
+    }
+    if "moe_intermediate_size" in config:
+        found[f"{family}.expert_feed_forward_length"] = ("u32", config["moe_intermediate_size"])
+    return found
+
+
+def _stacked_experts(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The matrices of all experts as one tensor, in the order of their numbers; a row of a shared gate as a vector."""
+    groups: dict[str, dict[int, Any]] = {}
+    found = {}
+    for tensor, array in weights.items():
+        before, experts, after = tensor.partition(".experts.")
+        if experts:
+            number, _, rest = after.partition(".")
+            groups.setdefault(f"{before}.experts.{rest}", {})[int(number)] = array
+        else:
+            found[tensor] = array[0] if tensor.endswith("shared_expert_gate.weight") else array
+    return found | {name: np.stack([group[i] for i in range(len(group))]) for name, group in groups.items()}
 
 
 def _name(tensor: str) -> str:

@@ -128,11 +128,11 @@ UNREAD = {
     "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id", "use_cache",
     "transformers_version", "attention_dropout", "pretraining_tp", "attn_pdrop", "embd_pdrop", "resid_pdrop",
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "reorder_and_upcast_attn", "add_cross_attention",
+    "reorder_and_upcast_attn", "add_cross_attention", "output_router_logits", "router_aux_loss_coef",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen2-window", "gpt2"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2-window", "qwen2-moe", "gpt2"])
 def test_damaged_configurations(tmp_path: Path, name: str) -> None:
     """Every field gets every kind of value."""
     path, good, loaded = write_folder(tmp_path, name) / "config.json", config(name), 0
@@ -141,6 +141,6 @@ def test_damaged_configurations(tmp_path: Path, name: str) -> None:
             path.write_text(json.dumps({**good, field: value}))
             message = refusal(traced, tmp_path)
             loaded += message is None
-            where = r"(config\.json|model\.safetensors|llama|qwen2|gpt2): "
+            where = r"(config\.json|model\.safetensors|llama|qwen2|qwen2_moe|gpt2): "
             assert message is None or re.match(where, message), (field, value)
     assert loaded

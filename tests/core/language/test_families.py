@@ -15,7 +15,7 @@ from lathe.core.train import step
 from lathe.core.train.training_step.losses import CrossEntropy
 from lathe.core.train.training_step.optimizers import SGD
 from tests.core.language.checkpoints import IDS, IN_GGUF, NEW, PROMPT, RATE, STEPS
-from tests.core.language.families import EXPECTED, FAMILIES, MOSTLY_SLOW, gguf_content, write_folder
+from tests.core.language.families import EXPECTED, FAMILIES, IN_NATIVE_CODE, MOSTLY_SLOW, gguf_content, write_folder
 from tests.onnx_runtime import plain_session
 
 
@@ -41,7 +41,7 @@ def test_logits_of_a_gguf_file(tmp_path: Path, name: str) -> None:
     assert_logits(found, name)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", IN_NATIVE_CODE)
 def test_native_code_gives_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
     graph = graph_of(write_folder(tmp_path, name))
     with lathe.compile(graph, threads=1, tune="off", new_shapes="wait") as session:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lathe
+import lathe.nn.functional as F
 from lathe import nn
 from lathe.core.errors import ModelError, TraceError
 from lathe.core.train import step
@@ -82,3 +83,41 @@ def test_a_graph_keeps_the_weights_that_it_was_traced_with() -> None:
     model.weight.data.setflags(write=False)
     shared = nn.trace(model, {"x": "float32[n,3]"})
     assert any(array is model.weight.data for array in shared.constants.values())
+
+
+class Scaled(nn.Module):
+    """A module whose parameter has the default name of an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Parameter(np.full(4, 2, np.float32))
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return x * self.output
+
+
+def test_outputs_have_the_names_that_the_caller_chose() -> None:
+    """An intermediate value with such a name, of a body too, gets another one."""
+    traced = nn.trace(lambda x: {"relu": F.relu(x) + 1.0, "add": F.relu(x)}, {"x": "float32[n,4]"})
+    assert [value.name for value in traced.outputs] == ["relu", "add"]
+    x = np.array([[-1, 0, 1, 2]], np.float32)
+    with lathe.compile(traced) as session:
+        got = session.run({"x": x})
+    np.testing.assert_array_equal(got["relu"], np.maximum(x, 0) + 1)
+    np.testing.assert_array_equal(got["add"], np.maximum(x, 0))
+    default = nn.trace(Scaled(), {"x": "float32[n,4]"})
+    assert ([value.name for value in default.constants], default.outputs[0].name) == (["output"], "output_2")
+
+
+@pytest.mark.parametrize(
+    ("module", "outputs", "message"),
+    [
+        (Scaled(), ["output"], "output 'output': expected another name than that of a parameter or constant"),
+        (Scaled(), ["x"], "output 'x': expected another name than that of an input"),
+        (lambda x: {"x": x + 1.0}, [], "output 'x': expected another name than that of an input"),
+        (lambda x: (x + 1.0, x), ["y", "y"], "outputs of trace: expected different names, got y, y"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(module: Any, outputs: list[str], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        nn.trace(module, {"x": "float32[n,4]"}, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from sklearn import metrics as theirs
@@ -64,7 +65,7 @@ def test_classes(classes: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
 def test_classes_that_do_not_occur() -> None:
-    target, output = np.array([0, 0, 2, 2]), np.eye(5, dtype=np.float32)[[0, 3, 2, 2]]
+    target, output = np.array([0, 0, 2, 2]), 9 * np.eye(5, dtype=np.float32)[[0, 3, 2, 2]]
     gauge = gathered(target, output, 5)
     found, predicted = gauge.values(), output.argmax(axis=1)
     assert "auc" not in found
@@ -132,3 +133,36 @@ def test_classes_of_every_pixel() -> None:
     pixels = np.moveaxis(output.reshape(50, 4, 3, 3), 3, 1)
     found, expected = gathered(target.reshape(50, 4, 3), pixels, 3), gathered(target, output, 3)
     assert found.values() == pytest.approx(expected.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_probabilities_are_no_logits(classes: int, dtype: Any) -> None:
+    """A model that ends with a Softmax has the metrics of its probabilities, one without it those of its logits."""
+    target, logits = scored(classes)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    found = gathered(target, probabilities.astype(dtype), classes).values()
+    given = probabilities.astype(dtype).astype(float)
+    single = given[:, 1] if classes == 2 else given / given.sum(axis=1, keepdims=True)
+    assert found["log_loss"] == pytest.approx(
+        theirs.log_loss(target, given / given.sum(axis=1, keepdims=True)), rel=1e-5
+    )
+    assert found["auc"] == pytest.approx(theirs.roc_auc_score(target, single, multi_class="ovr"), abs=2e-3)
+    assert gathered(target, logits, classes).values()["log_loss"] == pytest.approx(
+        theirs.log_loss(target, probabilities), rel=1e-5
+    )
+
+
+def test_one_row_that_is_no_distribution_makes_logits_of_all() -> None:
+    target, output = np.array([0, 1, 1]), np.array([[0.5, 0.5], [0.0, 1.0], [-1.0, 2.0]], np.float32)
+    odds = np.exp(output) / np.exp(output).sum(axis=1, keepdims=True)
+    for order in ([0, 1, 2], [2, 1, 0]):
+        gauge = metric_collector(2)
+        for row in order:
+            gauge.add(target[[row]], output[[row]])
+        assert gauge.values()["log_loss"] == pytest.approx(theirs.log_loss(target, odds), rel=1e-6)
+
+
+def test_a_wrong_class_with_certainty_has_a_finite_loss() -> None:
+    target, output = np.array([0, 1]), np.array([[0.0, 1.0], [0.0, 1.0]], np.float32)
+    assert gathered(target, output, 2).values()["log_loss"] == pytest.approx(theirs.log_loss(target, output), rel=1e-5)

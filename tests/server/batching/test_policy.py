@@ -11,10 +11,10 @@ import pytest
 
 from lathe.server.batching.entry import Entry, Outcome
 from lathe.server.batching.policy import BatchPolicy
-from lathe.server.errors import Overloaded
+from lathe.server.errors import DeadlineExceeded, Overloaded
 from lathe.server.types import Tensors
 from tests.server.batching.batcher_bench import Bench, Scenario, run_scenario
-from tests.server.fakes import FakeModel, doubler
+from tests.server.fakes import FakeModel, doubler, echo
 from tests.server.running import rows
 
 LONG = 5.0  # seconds; a delay that these tests never wait for
@@ -158,6 +158,51 @@ def test_the_least_urgent_request_does_not_starve() -> None:
 
     run_with_policy(BatchPolicy(priority_levels=2, default_priority=1, starvation=0.02), scenario, model)
     assert seen[1] == 99
+
+
+def test_less_urgent_requests_do_not_count_into_the_expected_time() -> None:
+    """Otherwise their backlog would refuse an urgent request with a deadline that it can meet."""
+    model = echo("FP32")
+
+    async def scenario(bench: Bench) -> None:
+        for _ in range(20):
+            bench.batcher.cost.add(1, 0.1)
+        waiting = [await bench.hold(), *(submit(bench, 2) for _ in range(40))]
+        assert bench.batcher.expected(1, priority=1) < 1.0 < bench.batcher.expected(1, priority=2)
+        assert bench.batcher.expected(1) == pytest.approx(bench.batcher.expected(1, priority=2), rel=0.1)
+        entry = Entry(
+            {"x": rows(1)}, bench.signature.group_of({"x": rows(1)}), lambda _: None, time.monotonic() + 1.0, 2
+        )
+        with pytest.raises(DeadlineExceeded):
+            bench.batcher.submit(entry)
+        urgent = Entry(
+            {"x": rows(1)}, bench.signature.group_of({"x": rows(1)}), lambda _: None, time.monotonic() + 1.0, 1
+        )
+        bench.batcher.submit(urgent)
+        bench.batcher.queue.starvation = 0.0  # each less urgent request has waited too long: it goes first
+        assert bench.batcher.expected(1, priority=1) > 1.0
+        bench.batcher.cancel(urgent)
+        model.gate.set()
+        await asyncio.gather(*waiting)
+        assert bench.batcher.queue.ahead(1, 0.0) == bench.batcher.queue.ahead(2, 0.0) == (0, 0, 0)
+
+    run_with_policy(BatchPolicy(priority_levels=2, default_priority=2, starvation=LONG, max_rows=1), scenario, model)
+
+
+def test_without_levels_all_requests_are_equal() -> None:
+    model = echo("FP32")
+
+    async def scenario(bench: Bench) -> None:
+        held = await bench.hold()
+        order: list[int] = []
+        waiting = [submit(bench, priority) for priority in (3, 0, 2, 1)]
+        for place, future in enumerate(waiting):
+            future.add_done_callback(lambda _, place=place: order.append(place))
+        model.gate.set()
+        await asyncio.gather(held, *waiting)
+        assert order == [0, 1, 2, 3]
+
+    run_with_policy(BatchPolicy(max_rows=1), scenario, model)
 
 
 def test_a_policy_may_limit_batches_below_the_compiled_size() -> None:

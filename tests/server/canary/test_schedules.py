@@ -19,7 +19,7 @@ from lathe.server.errors import BadRequest, Conflict, StorageFull
 from lathe.server.repository.canary_schedules import CanarySchedules, Clocks
 from lathe.server.repository.live_models import LiveModel
 from lathe.server.repository.store import Outcome
-from tests.server.canary.test_trials import NOBODY, ask, ask_many, trial
+from tests.server.canary.test_trials import NOBODY, ask, ask_many, ask_until_decided, trial
 from tests.server.jobs.test_crash import server as process
 from tests.server.repository.world import ToyModel, World, run, toy, world
 from tests.server.server_thread import until
@@ -282,6 +282,57 @@ def test_a_rollout_does_not_start_before_its_time(tmp_path: Path, time: Time) ->
             await s.schedules.look()
             assert s.step == 0 and trial(s.world).plan.weight == 0.01
             assert (await s.changes())[-1] == ("step", "schedule", "step 1 of 3: 1% of the requests for 600 s")
+
+    run(scenario())
+
+
+def test_a_step_without_traffic_gets_its_requests_from_shadows(tmp_path: Path, time: Time) -> None:
+    """The candidate passes after some 600 comparisons, and the step still counts further ones."""
+
+    async def scenario() -> None:
+        async with server(tmp_path, time) as s:
+            await begin(s, steps=(Step(0.0, 0.0, 900), Step(0.2, 600.0)), shadow=1.0)
+            await ask_many(s.world, 920)
+            await s.schedules.look()
+            assert trial(s.world).verdict is Verdict.PROMOTE
+            assert (s.step, s.world.live()) == (1, 1)
+
+    run(scenario())
+
+
+def test_a_passed_candidate_is_still_compared(tmp_path: Path, time: Time) -> None:
+    async def scenario() -> None:
+        async with server(tmp_path, time) as s:
+            await begin(s, steps=(Step(0.5, 600.0),), shadow=1.0)
+            while trial(s.world).verdict is Verdict.UNDECIDED:
+                await ask_many(s.world, 100)
+            model = s.world.registry.resolve("m", "2").model
+            assert isinstance(model, ToyModel)
+            model.differs_every = 1
+            await ask_until_decided(s.world, 2_000)
+            action, _, reason = (await s.changes())[-1]
+            assert (action, reason.partition(":")[0]) == ("rolled_back", "differing")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_only_seconds_delay_the_promotion(tmp_path: Path, time: Time, restarted: bool) -> None:
+    """A later step that only counts requests does not, whether or not the server was restarted before."""
+
+    async def scenario() -> None:
+        async with server(tmp_path, time) as s:
+            await begin(s, steps=(Step(0.2, 60.0), Step(0.5, 0.0, 100_000), Step(0.5, 0.0)))
+            time.pass_by(60.0)
+            await s.schedules.look()
+            assert (s.step, s.world.live()) == (1, 1)
+            if not restarted:
+                await ask_until_decided(s.world, 10_000)
+                assert s.world.live() == 2
+                return
+        async with server(tmp_path, time) as s:
+            await ask_until_decided(s.world, 10_000)
+            assert s.world.live() == 2
 
     run(scenario())
 

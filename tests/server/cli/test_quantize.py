@@ -51,8 +51,10 @@ def test_a_budget_of_error_reports_each_product(project: Path, tmp_path: Path, c
 def test_weights_of_four_bits(project: Path, tmp_path: Path, calibration: Path, method: str) -> None:
     model = project / "model_repo" / "digits" / "2" / "model.onnx"
     data = [] if method == "nearest" else ["--data", calibration]
+    data += ["--activations", "int8"] if method == "awq" else []
     status, said = lathe(model, "--weights", method, *data, "-o", tmp_path / "small.onnx")
     assert status == 0, said
+    assert (b"lathe.rows" in (tmp_path / "small.onnx").read_bytes()) == (method == "awq")
     assert (tmp_path / "small.onnx").stat().st_size < 0.8 * model.stat().st_size
     rows = load_digits().images[:, None].astype(np.float32)
     scores = ort.InferenceSession(tmp_path / "small.onnx").run(None, {"image": rows})[0]

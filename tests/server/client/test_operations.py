@@ -59,9 +59,11 @@ def test_importing_the_client_imports_neither_the_compiler_nor_the_server() -> N
 def test_versions_from_the_first_upload_to_the_deletion(client: Any, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(2.0))
     sent: list[tuple[int, int]] = []
-    first = client.upload("m", tmp_path / "model.onnx", progress=lambda *so_far: sent.append(so_far))
+    first = client.upload("m", str(tmp_path / "model.onnx"), progress=lambda *so_far: sent.append(so_far))
     assert (first.version, first.live, sent[-1]) == (1, True, (len(toy(2.0)),) * 2)
     assert client.upload("m", toy(3.0), key="again").version == 2
+    with pytest.raises(ClientError, match=r"^content: expected the path of a file or bytes, got int$"):
+        client.upload("m", 3)
     assert client.upload("m", toy(3.0), key="again").replayed
     assert client.promote("m", 2).version == 2
     assert client.infer("m", {"x": ROW})["y"][0, 0] == 3.0
@@ -144,6 +146,7 @@ def test_a_dataset_from_upload_to_deletion(kind: str, tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, BOTH[kind](running.url) as client:
         found = client.upload_dataset("flowers", tmp_path / "flowers.csv")
         assert (found.rows, found.classes) == (16, client.dataset("flowers").classes)
+        assert client.upload_dataset("flowers", str(tmp_path / "flowers.csv")).digest == found.digest
         assert [each.name for each in client.datasets()] == ["flowers"]
         assert client.delete_dataset("flowers").digests == [found.digest]
         with pytest.raises(OSError, match="nowhere"):

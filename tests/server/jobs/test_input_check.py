@@ -84,6 +84,23 @@ def test_a_refused_job_leaves_nothing(gate: Any, recipe: dict[str, Any], says: s
     run(scenario())
 
 
+def test_a_gate_that_compares_with_a_pipeline_is_refused_before_the_job_runs(tmp_path: Path) -> None:
+    """A model that does not exist yet is no fault."""
+    gate = {"not_worse_than_live": {"metric": "accuracy"}}
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            with pytest.raises(
+                Unprocessable, match=r"^publish\.gate\.not_worse_than_live: version 1 .* has no ONNX model"
+            ):
+                await w.submit(publish=PublishRequest("p", "live", gate=gate))
+            assert w.jobs.register.all() == []
+            for model, conditions in (("new", gate), ("m", gate), ("p", {"min": {"accuracy": 0.5}})):
+                await w.submit(publish=PublishRequest(model, "live", gate=conditions))
+
+    run(scenario())
+
+
 @pytest.mark.usefixtures("kinds")
 def test_jobs_that_are_checked_at_once_do_not_exceed_the_limit_of_their_owner(tmp_path: Path) -> None:
     async def scenario() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from lathe.server.access.authority import Caller
-from lathe.server.errors import NotFound, ServerError
+from lathe.server.errors import NotFound, ServerError, Unprocessable
 from lathe.server.jobs.assembly import Interfaces, Jobs, build_jobs, job_resources
 from lathe.server.jobs.job import DatasetPin, Job, JobLimits, JobState, ModelPin, Order, Publication
 from lathe.server.jobs.kinds import Kind, Kinds
@@ -71,9 +71,11 @@ class Data:
 
 
 class Versions:
-    """Model m with version 3."""
+    """Model m with version 3, and the pipeline p."""
 
     async def pin(self, model: str, version: str) -> ModelPin:
+        if model == "p":
+            raise Unprocessable("version 1 of model 'p' has no ONNX model, which a job could read")
         if (model, version) not in {("m", "3"), ("m", "live")}:
             raise NotFound(f"model {model!r} has no version {version}")
         return ModelPin("m", 3, "e" * 64)

@@ -16,6 +16,7 @@ from lathe.server.access.authority import Authority
 from lathe.server.archive import archive_of, body_of
 from lathe.server.canary.plan import CanaryPlan
 from lathe.server.errors import Conflict, Unavailable, Unprocessable
+from lathe.server.jobs.parent_models import RepositoryParents
 from lathe.server.pipelines.definition import parse_definition
 from lathe.server.repository.store import Origin
 from lathe.server.repository.tar_unpacker import TarUnpacker
@@ -70,6 +71,18 @@ def test_a_pipeline_of_two_models_is_served_as_one_model(tmp_path: Path) -> None
             await repo.push(toy(5.0), "two", promote=True)
             await repo.push(toy(7.0), "three", promote=True)
             assert await ask(repo, "chain") == 14.0
+
+    run(scenario())
+
+
+def test_no_job_reads_a_pipeline(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as repo:
+            await with_models(repo)
+            parents = RepositoryParents(repo.rollout.catalog, repo.store)
+            assert (await parents.pin("two", "live")).version == 1
+            with pytest.raises(Unprocessable, match="version 1 of model 'chain' has no ONNX model, which a job"):
+                await parents.pin("chain", "live")
 
     run(scenario())
 

@@ -1,0 +1,1 @@
+"""Generation of text: pages of the cache, continuous batching, streams of text, chat templates."""

@@ -1,0 +1,235 @@
+"""`Scheduler`: chooses the tokens of each run, and gives pages to sequences (continuous batching).
+
+A run has one token of each sequence that generates, and parts of prompts (Yu et al., 2022: Orca; Agrawal et al., 2023:
+Sarathi). Keys and values lie in pages (Kwon et al., 2023: PagedAttention).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+
+from lathe.core.language.generation.page_pool import PagePool
+from lathe.core.language.generation.sequence import Sequence
+from lathe.core.language.sampling import Logits
+from lathe.core.language.token_runner import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The part of a run that belongs to one sequence."""
+
+    sequence: Sequence
+    chunk: Chunk
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine has done since it was started. Written by its thread alone."""
+
+    runs: int = 0
+    prompt_tokens: int = 0  # computed
+    cached_tokens: int = 0  # of prompts, found in the cache
+    generated_tokens: int = 0
+    preemptions: int = 0
+    run_seconds: float = 0.0
+
+
+class Scheduler:
+    """The sequences that wait and run, and their pages. Not thread-safe: the engine's thread uses it.
+
+    A sequence is admitted when there are pages for all its tokens so far, and one more page for each running sequence.
+    If pages run out, the newest sequence of the lowest priority loses its pages, and is computed again later.
+    """
+
+    def __init__(
+        self, page_count: int, page_size: int, capacity: int, *, sequences: int = 64, prompt_tokens: int = 128
+    ) -> None:
+        """`capacity`: the most tokens of a run. `sequences`: the most that run at once. `prompt_tokens`: the most
+        tokens of prompts in a run while other sequences generate, so that these do not wait long.
+        """
+        self.pool = PagePool(page_count)
+        self.counters = Counters()
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._page_size = page_size
+        self._capacity = capacity
+        self._most_sequences = min(sequences, capacity)
+        self._prompt_tokens = prompt_tokens
+        self._served: Counter[str] = Counter()  # tokens by client, of clients with sequences
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. A client that had none begins with the least share of the others."""
+        client = sequence.request.client
+        if client not in self._clients():
+            self._served[client] = min(self._served.values(), default=0)
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, and free its pages at once; no effect if it has left before."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._free(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if (client := sequence.request.client) not in self._clients():
+            self._served.pop(client, None)
+
+    def next_run(self) -> list[Step]:
+        """The steps of the next run; empty if there is nothing to compute."""
+        self._admit()
+        generating = [each for each in self.running if each.missing == 1]
+        generating.sort(key=lambda each: (-each.request.priority, each.last_run, each.arrival))
+        steps: list[Step] = []
+        self._plan(generating, self._capacity, steps)
+        left = self._capacity - len(steps)
+        prompts = [each for each in self.running if each.missing > 1]
+        prompts.sort(key=lambda each: (-each.request.priority, self._served[each.request.client], each.arrival))
+        self._plan(prompts, min(left, self._prompt_tokens) if steps else left, steps)
+        self.counters.runs += bool(steps)
+        return steps
+
+    def finish_run(self, steps: Items[Step], logits: Logits) -> None:
+        """Take the logits [steps that want one, vocabulary] of a run: choose tokens, and let ended sequences go."""
+        rows = iter(logits)
+        for step in steps:
+            sequence, count = step.sequence, len(step.chunk.tokens)
+            sequence.computed += count
+            sequence.last_run = self.counters.runs
+            self._served[sequence.request.client] += count
+            self._seal(sequence)
+            if not step.chunk.wanted:
+                self.counters.prompt_tokens += count
+                continue
+            self.counters.prompt_tokens += count if not sequence.generated else count - 1
+            self.counters.generated_tokens += 1
+            if sequence.choose(next(rows)):
+                self.remove(sequence)
+
+    def fail_run(self, steps: Items[Step], error: Exception) -> None:
+        """End the sequences of a run that has raised."""
+        for step in steps:
+            self.remove(step.sequence)
+            step.sequence.end("error", error)
+
+    def _clients(self) -> set[str]:
+        return {each.request.client for each in (*self.running, *self.waiting)}
+
+    # admission
+
+    def _admit(self) -> None:
+        if not self.waiting:
+            return
+        in_work = self._keys_in_work()
+        waiting = sorted(
+            self.waiting, key=lambda each: (-each.request.priority, self._served[each.request.client], each.arrival)
+        )
+        for sequence in waiting:
+            if len(self.running) >= self._most_sequences:
+                return
+            keys = self._reusable_keys(sequence)
+            found = self.pool.find(keys)
+            if len(found) < len(keys) and keys[len(found)] in in_work:
+                continue  # another sequence computes this page: wait and share it
+            if not self._give_pages(sequence, found):
+                return  # those behind it wait, too: otherwise short texts would always overtake a long one
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            in_work.update(keys[len(found) :])
+
+    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
+        """The keys of the pages that it may share: not the page of its last token, whose logits are needed."""
+        return sequence.keys(self._page_size)[: (len(sequence.tokens) - 1) // self._page_size]
+
+    def _keys_in_work(self) -> set[bytes]:
+        """The keys of the pages that running sequences will have computed, but have not yet."""
+        return {
+            key
+            for sequence in self.running
+            if sequence.missing > 1
+            for key in sequence.keys(self._page_size)[sequence.computed // self._page_size :]
+        }
+
+    def _give_pages(self, sequence: Sequence, found: list[int]) -> bool:
+        """Give a waiting sequence the found pages, and new ones for its other tokens; False if there are too few."""
+        self.pool.share(found)
+        needed = self._page_total(len(sequence.tokens)) - len(found)
+        while self.pool.available < needed + len(self.running):
+            victim = self._victim()
+            if victim is None or victim.request.priority >= sequence.request.priority:
+                if not self.running and self.pool.available >= needed:
+                    break
+                self.pool.release(found)
+                return False
+            self._preempt(victim)
+        sequence.pages = found + [self.pool.take() for _ in range(needed)]
+        sequence.computed = len(found) * self._page_size
+        sequence.sealed = len(found)
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.counters.cached_tokens += sequence.computed
+        return True
+
+    def _page_total(self, tokens: int) -> int:
+        return -(-tokens // self._page_size)
+
+    # runs
+
+    def _plan(self, sequences: Items[Sequence], budget: int, steps: list[Step]) -> None:
+        """Append the steps of these sequences, the first ones first, with at most `budget` tokens."""
+        for sequence in sequences:
+            count = min(sequence.missing, budget)
+            if not count:
+                return
+            if sequence not in self.running or not self._reserve(sequence, count, steps):
+                continue  # it has lost its pages
+            end = sequence.computed + count
+            tokens = np.array(sequence.tokens[sequence.computed : end], np.int64)
+            wanted = int(end == len(sequence.tokens))
+            steps.append(Step(sequence, Chunk(tokens, sequence.computed, tuple(sequence.pages), wanted)))
+            budget -= count
+
+    def _reserve(self, sequence: Sequence, count: int, steps: Items[Step]) -> bool:
+        """Give a running sequence the pages for its next tokens; False if it was preempted, or has to wait."""
+        planned = {id(step.sequence) for step in steps}
+        while len(sequence.pages) < self._page_total(sequence.computed + count):
+            if self.pool.available:
+                sequence.pages.append(self.pool.take())
+                continue
+            victim = self._victim()
+            assert victim is not None  # the sequence itself runs
+            if id(victim) in planned:
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _victim(self) -> Sequence | None:
+        """The sequence that loses its pages first: of the lowest priority, the newest."""
+        return min(self.running, key=lambda each: (each.request.priority, -each.arrival), default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free(sequence)
+        self.waiting.append(sequence)
+        self.counters.preemptions += 1
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.computed, sequence.sealed = [], 0, 0
+
+    def _seal(self, sequence: Sequence) -> None:
+        full = sequence.computed // self._page_size
+        if full > sequence.sealed:
+            keys = sequence.keys(self._page_size)
+            for index in range(sequence.sealed, full):
+                self.pool.seal(sequence.pages[index], keys[index])
+            sequence.sealed = full

@@ -1,0 +1,97 @@
+"""The answer to `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from lathe.core.language.generation.request import End, Progress
+from lathe.core.language.sampling import Choice
+from lathe.server.api.openai.answer import TextAnswer
+from lathe.server.api.openai.tool_calls import ToolCallParser
+from lathe.server.generation.texts import Texts
+
+TokenText = Callable[[int], str]
+
+
+class ChatAnswer(TextAnswer):
+    """An answer whose texts are messages of the assistant."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        texts: Texts,
+        model: str,
+        *,
+        count: int,
+        streams: bool,
+        with_usage: bool,
+        token_text: TokenText | None,
+        with_tools: bool,
+    ) -> None:
+        """`count`: of the texts. `token_text` is given if log-probabilities are wanted."""
+        super().__init__(texts, model, streams=streams, with_usage=with_usage)
+        self._token_text = token_text
+        self._count = count
+        self._contents: dict[int, str] = defaultdict(str)
+        self._tokens: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._parsers = {index: ToolCallParser() for index in range(count)} if with_tools else {}
+
+    def first_events(self) -> Iterable[dict[str, Any]]:
+        for index in range(self._count):
+            yield _chunk(index, {"role": "assistant", "content": ""})
+
+    def take(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
+        content, calls = self._split(index, part)
+        tokens = [self._logprob(choice) for choice in part.choices] if self._token_text is not None else []
+        self._contents[index] += content
+        self._tokens[index] += tokens
+        if content or tokens:
+            yield _chunk(index, {"content": content}, tokens if self._token_text is not None else None)
+        for call in calls:
+            yield _chunk(index, {"tool_calls": [{"index": len(self._calls[index]), **call}]})
+            self._calls[index].append(call)
+        if part.end is not None:
+            yield _chunk(index, {}, finish=self._finish_reason(index, part.end))
+
+    def choices(self) -> list[dict[str, Any]]:
+        return [self._choice(index) for index in range(self._count)]
+
+    def _split(self, index: int, part: Progress) -> tuple[str, list[dict[str, Any]]]:
+        parser = self._parsers.get(index)
+        if parser is None:
+            return part.text, []
+        content, calls = parser.push(part.text)
+        return content + (parser.finish() if part.end is not None else ""), calls
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        calls, content = self._calls[index], self._contents[index]
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        tokens = {"content": self._tokens[index], "refusal": None} if self._token_text is not None else None
+        reason = self._finish_reason(index, self._ends[index])
+        return {"index": index, "message": message, "logprobs": tokens, "finish_reason": reason}
+
+    def _finish_reason(self, index: int, end: End) -> str:
+        return "tool_calls" if self._calls[index] and end.reason == "stop" else end.reason
+
+    def _logprob(self, choice: Choice) -> dict[str, Any]:
+        assert choice.logprob is not None
+        best = [self._entry(token, logprob) for token, logprob in choice.alternatives]
+        return {**self._entry(choice.token, choice.logprob), "top_logprobs": best}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        assert self._token_text is not None
+        text = self._token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _chunk(
+    index: int, delta: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish: str | None = None
+) -> dict[str, Any]:
+    logprobs = None if tokens is None else {"content": tokens, "refusal": None}
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -1,0 +1,232 @@
+"""The routes of OpenAI's API: the models that generate texts, chats and completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from lathe.core.errors import LatheError
+from lathe.core.language.generation.request import GenerationRequest
+from lathe.server.access.authority import Caller
+from lathe.server.access.scopes import Scope
+from lathe.server.api.inference.asgi import client_address
+from lathe.server.api.openai.chat import ChatAnswer
+from lathe.server.api.openai.completions import CompletionAnswer
+from lathe.server.api.openai.schemas import ChatRequest, CompletionRequest, Message, TextRequest
+from lathe.server.api.openai.tool_calls import BEGIN
+from lathe.server.backends.language import TextModel
+from lathe.server.errors import BadRequest, ServerError
+from lathe.server.generation.statistics import TextBook
+from lathe.server.generation.texts import Texts, as_server_error
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.serving.servable import Servable
+
+if TYPE_CHECKING:
+    from lathe.core.language.generation.generator import TextGenerator
+
+_MOST_PROMPTS = 64
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The texts; with `stream` as server-sent events, the last of which is `[DONE]`.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    }
+}
+
+
+def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
+    """The routes below /v1."""
+    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+    _add_models(routes, plane)
+    service = _Service(plane, book)
+
+    @routes.post("/chat/completions", responses=_EVENTS, response_class=Response)
+    async def chat(request: Request, asked: ChatRequest) -> Response:
+        """Continue a conversation, by the chat template of the model."""
+        return await service.chat(request, asked)
+
+    @routes.post("/completions", responses=_EVENTS, response_class=Response)
+    async def complete(request: Request, asked: CompletionRequest) -> Response:
+        """Continue texts."""
+        return await service.complete(request, asked)
+
+    return routes
+
+
+def _add_models(routes: APIRouter, plane: DataPlane) -> None:
+    @routes.get("/models")
+    async def list_models(request: Request) -> dict[str, Any]:
+        """List the models that generate texts, are in memory, and that the caller may run or read."""
+        caller: Caller = request.state.caller
+        names = sorted({each.ref.name for each in _text_servables(plane.registry.servables())})
+        found = [(name, _live(plane, name)) for name in names if _may_see(caller, name)]
+        return {"object": "list", "data": [_model_entry(name, each) for name, each in found if each is not None]}
+
+    @routes.get("/models/{model}")
+    async def get_model(request: Request, model: str) -> dict[str, Any]:
+        """Return one of these models."""
+        name, version = _model_and_version(model)
+        request.state.caller.check((Scope.READ, Scope.INFER), name)
+        return _model_entry(model, _check_kind(plane.resolve(name, version)))
+
+
+class _Service:
+    """Finds the model of a request, makes its tokens, and returns the answer."""
+
+    def __init__(self, plane: DataPlane, book: TextBook) -> None:
+        self._plane = plane
+        self._book = book
+
+    async def chat(self, request: Request, asked: ChatRequest) -> Response:
+        servable, client = self._find(request, asked)
+        generator = _generator(servable)
+        tools = [tool.model_dump() for tool in asked.tools or ()] if asked.tool_choice != "none" else []
+        messages = [_plain(message) for message in asked.messages]
+        more = asked.chat_template_kwargs or {}
+        tokens = await _on_thread(lambda: generator.chat_tokens(messages, tools, **more))
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise BadRequest("top_logprobs: expected logprobs to be true with it")
+        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        limit = asked.max_completion_tokens or asked.max_tokens
+        texts = self._texts(servable, client, asked, [tokens], limit, logprobs)
+        return ChatAnswer(
+            texts,
+            asked.model,
+            count=asked.choice_count,
+            streams=bool(asked.stream),
+            with_usage=asked.wants_usage,
+            token_text=_token_text(generator) if asked.logprobs else None,
+            with_tools=bool(tools) and BEGIN in generator.chat_template.source,
+        )
+
+    async def complete(self, request: Request, asked: CompletionRequest) -> Response:
+        servable, client = self._find(request, asked)
+        generator = _generator(servable)
+        if asked.best_of not in (None, asked.choice_count):
+            raise BadRequest(f"best_of: expected the value of n, {asked.choice_count}, got {asked.best_of}")
+        if asked.echo and asked.logprobs is not None:
+            raise BadRequest("echo: expected no logprobs with it: those of prompts are not computed")
+        prompts = _prompts(asked.prompt)
+        if not 1 <= len(prompts) <= _MOST_PROMPTS:
+            raise BadRequest(f"prompt: expected 1 to {_MOST_PROMPTS} prompts, got {len(prompts)}")
+        if (count := len(prompts) * asked.choice_count) > _MOST_PROMPTS:
+            raise BadRequest(f"n: expected at most {_MOST_PROMPTS} texts for all prompts, got {count}")
+        encoded = await _on_thread(lambda: [_encode(generator, prompt) for prompt in prompts])
+        texts = self._texts(servable, client, asked, encoded, asked.max_tokens, asked.logprobs)
+        return CompletionAnswer(
+            texts,
+            asked.model,
+            count=asked.choice_count,
+            echoes=[_echo(generator, prompt) if asked.echo else "" for prompt in prompts],
+            streams=bool(asked.stream),
+            with_usage=asked.wants_usage,
+            token_text=_token_text(generator) if asked.logprobs is not None else None,
+        )
+
+    def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str]:
+        """The servable of the request's model, and the client. Raises as `DataPlane.route`."""
+        model, version = _model_and_version(asked.model)
+        authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
+        servable, client = self._plane.route(model, version, key="", authorization=authorization, address=address)
+        return _check_kind(servable), client
+
+    def _texts(
+        self,
+        servable: Servable,
+        client: str,
+        asked: TextRequest,
+        prompts: Sequence[tuple[int, ...]],
+        limit: int | None,
+        logprobs: int | None,
+    ) -> Texts:
+        self._plane.charge(servable, client, len(prompts) * asked.choice_count)
+        ends = frozenset() if asked.ignore_eos else _generator(servable).end_tokens
+        requests = [
+            GenerationRequest(prompt, sampling, limit, asked.stops, ends, client=client)
+            for prompt in prompts
+            for sampling in asked.sampling(logprobs)
+        ]
+        return Texts(servable, requests, self._book.of(servable.ref))
+
+
+def _text_servables(servables: Iterable[Servable]) -> Iterable[Servable]:
+    return (each for each in servables if isinstance(each.model, TextModel))
+
+
+def _live(plane: DataPlane, name: str) -> Servable | None:
+    """The live version of a model; None if it is not in memory, or no language model."""
+    try:
+        found = plane.resolve(name)
+    except ServerError:
+        return None
+    return found if isinstance(found.model, TextModel) else None
+
+
+def _may_see(caller: Caller, model: str) -> bool:
+    return caller.is_allowed(Scope.READ, model) or caller.is_allowed(Scope.INFER, model)
+
+
+def _model_entry(name: str, servable: Servable) -> dict[str, Any]:
+    assert isinstance(servable.model, TextModel)
+    created, context = servable.model.created, servable.model.generator.engine.context
+    return {"id": name, "object": "model", "created": created, "owned_by": "lathe", "max_model_len": context}
+
+
+def _model_and_version(name: str) -> tuple[str, str]:
+    model, _, version = name.partition(":")
+    return model, version
+
+
+def _check_kind(servable: Servable) -> Servable:
+    if not isinstance(servable.model, TextModel):
+        raise BadRequest(f"model: expected a language model, got {servable.ref.name!r}, which is inferred by tensors")
+    return servable
+
+
+def _generator(servable: Servable) -> TextGenerator:
+    assert isinstance(servable.model, TextModel)
+    return servable.model.generator
+
+
+async def _on_thread(work: Callable[[], Any]) -> Any:
+    """Run `work` on a thread: templates and tokenizers take long for long texts. Raises ServerError."""
+    try:
+        return await asyncio.to_thread(work)
+    except LatheError as error:
+        raise as_server_error(error) from error
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as chat templates expect it: content as text, arguments of calls as objects."""
+    found = message.model_dump(exclude_none=True)
+    content = message.content
+    found["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    for call in found.get("tool_calls", ()):
+        function = call["function"]
+        try:
+            function["arguments"] = orjson.loads(function["arguments"] or b"{}")
+        except orjson.JSONDecodeError:
+            raise BadRequest("messages: tool_calls: expected arguments that are JSON") from None
+    return found
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a completion, each a text or tokens."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return list(prompt)
+
+
+def _encode(generator: TextGenerator, prompt: str | list[int]) -> tuple[int, ...]:
+    return generator.prompt_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
+
+
+def _echo(generator: TextGenerator, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else generator.tokenizer.decode(prompt)
+
+
+def _token_text(generator: TextGenerator) -> Callable[[int], str]:
+    return lambda token: generator.tokenizer.decode([token], special=True)

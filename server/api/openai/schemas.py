@@ -1,0 +1,171 @@
+"""Request bodies of OpenAI's API. Unknown fields are errors; fields without a meaning here are accepted and ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lathe.core.language.sampling import SamplingSettings, random_seed, seed_of_choice
+
+MOST_CHOICES = 16
+_MOST_STOPS = 16
+_MOST_LOGPROBS = 20
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Token = Annotated[int, Field(ge=0, strict=True)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(_Body):
+    """Options of a stream."""
+
+    include_usage: bool = Field(default=False, description="Send a last event with the numbers of tokens.")
+    include_obfuscation: bool = Field(default=False, description="Ignored.")
+
+
+class TextRequest(_Body):
+    """The fields that chats and completions share. OpenAI's API lacks `top_k`, `min_p` and `repetition_penalty`."""
+
+    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    max_tokens: int | None = Field(default=None, ge=1, description="At most this many tokens for each text.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0: the likeliest token. Default: 1.")
+    top_p: float | None = Field(default=None, ge=0, le=1, description="From the fewest tokens of this probability.")
+    top_k: int | None = Field(default=None, ge=0, description="From this many of the likeliest tokens; 0: all.")
+    min_p: float | None = Field(default=None, ge=0, le=1, description="From tokens of this share of the best one's.")
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = Field(
+        default=None, description="A text ends before the first of these strings."
+    )
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
+        Field(default=None, description="Numbers that are added to the logits of tokens.")
+    )
+    seed: int | None = Field(default=None, description="The same seed gives the same texts, whatever else runs.")
+    ignore_eos: bool = Field(default=False, description="Do not end at the model's end tokens.")
+    stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, description="Ignored.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    store: bool | None = Field(default=None, description="Ignored.")
+    service_tier: str | None = Field(default=None, description="Ignored.")
+    safety_identifier: str | None = Field(default=None, description="Ignored.")
+    prompt_cache_key: str | None = Field(default=None, description="Ignored: prompts are found by their content.")
+
+    @property
+    def choice_count(self) -> int:
+        """The number of texts for each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, logprobs: int | None) -> list[SamplingSettings]:
+        """Return the settings of each choice; they differ in the seed."""
+        seed = random_seed() if self.seed is None else self.seed
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        return [
+            SamplingSettings(
+                temperature=_default(self.temperature, 1.0),
+                top_k=_default(self.top_k, 0),
+                top_p=_default(self.top_p, 1.0),
+                min_p=_default(self.min_p, 0.0),
+                repetition_penalty=_default(self.repetition_penalty, 1.0),
+                presence_penalty=_default(self.presence_penalty, 0.0),
+                frequency_penalty=_default(self.frequency_penalty, 0.0),
+                bias=bias,
+                seed=seed_of_choice(seed, index),
+                logprobs=logprobs,
+            )
+            for index in range(self.choice_count)
+        ]
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+class TextContent(_Body):
+    """A part of a message."""
+
+    type: Literal["text"] = Field(description="Only texts are supported.")
+    text: str
+
+
+class Function(_Body):
+    """A call of a function."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(_Body):
+    """A call of a tool in an earlier answer."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextContent] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class FunctionTool(_Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any] = Field(description="Its `name`, `description` and `parameters`, a JSON schema.")
+
+
+class ResponseFormat(_Body):
+    """The form of the answer."""
+
+    type: Literal["text"] = Field(description="Only `text` is supported.")
+
+
+class ChatRequest(TextRequest):
+    """A conversation to continue."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="At most this many tokens.")
+    logprobs: bool | None = Field(default=None, description="Return the log-probabilities of the tokens.")
+    top_logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOGPROBS, description="Alternatives per token.")
+    tools: list[FunctionTool] | None = Field(default=None, description="Tools, which the model's template shows it.")
+    tool_choice: Literal["none", "auto"] | None = Field(default=None, description="Other choices are not supported.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Ignored.")
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = Field(default=None, description="Ignored.")
+    verbosity: str | None = Field(default=None, description="Ignored.")
+    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Further names of the template.")
+
+
+class CompletionRequest(TextRequest):
+    """A text to continue."""
+
+    prompt: str | list[str] | list[Token] | list[list[Token]] = Field(description="Texts, or their tokens.")
+    max_tokens: int | None = Field(default=16, ge=1, description="At most this many tokens for each text.")
+    logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOGPROBS, description="Alternatives per token.")
+    echo: bool = Field(default=False, description="Return the prompt before the text.")
+    best_of: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="Only the value of `n` is supported.")
+    suffix: None = Field(default=None, description="Not supported.")

@@ -1,0 +1,1 @@
+"""Texts of language models on the event loop: admission, streams, statistics and metrics."""

@@ -1,0 +1,124 @@
+"""`Texts`: the texts of one HTTP request, from admission to their ends, as an asynchronous stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from lathe.core.errors import FeedError, LatheError
+from lathe.core.language.generation.engine import Closed, Engine
+from lathe.core.language.generation.request import End, GenerationRequest, Progress
+from lathe.server.backends.language import TextModel
+from lathe.server.errors import BadRequest, ContextExceeded, Internal, ServerError, Unavailable, Unprocessable
+from lathe.server.generation.statistics import TextStatistics
+from lathe.server.serving.servable import Servable
+
+_TOKEN_BYTES = 8  # of a prompt in the queue
+
+
+class Texts:
+    """Generates one text for each of the requests, on the engine of a servable.
+
+    Use `admit`, then iterate over `parts` once, and call `close` in any case: it cancels the texts that have not ended,
+    so that their pages are free at the next step of the engine.
+    """
+
+    def __init__(self, servable: Servable, requests: Sequence[GenerationRequest], statistics: TextStatistics) -> None:
+        assert isinstance(servable.model, TextModel)
+        self.servable = servable
+        self._engine: Engine = servable.model.generator.engine
+        self._requests = requests
+        self._statistics = statistics
+        self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
+        self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
+        self._nbytes = _TOKEN_BYTES * sum(len(request.prompt) for request in requests)
+        self._began = monotonic()
+        self._first: dict[int, float] = {}  # the time of each text's first token
+        self._admitted = self._failed = False
+
+    def admit(self) -> None:
+        """Begin the texts. Raises Overloaded if the queue is full, and BadRequest for impossible requests."""
+        admission = self.servable.batcher.admission
+        context = self._engine.context
+        for request in self._requests:
+            if len(request.prompt) >= context:
+                self.servable.stats.refused(ContextExceeded.code)
+                raise ContextExceeded(
+                    f"prompt: expected fewer than {context} tokens, which is the model's context here, "
+                    f"got {len(request.prompt)}"
+                )
+        if (refusal := admission.refusal(self._nbytes, monotonic())) is not None:
+            self.servable.stats.refused(refusal.code)
+            raise refusal
+        admission.enter(self._nbytes)
+        self._admitted = True
+        loop = asyncio.get_running_loop()
+        for index, request in enumerate(self._requests):
+            try:
+                self._cancels[index] = self._engine.submit(request, self._listener(loop, index))
+            except LatheError as error:
+                raise as_server_error(error) from error
+
+    async def parts(self) -> AsyncIterator[tuple[int, Progress]]:
+        """Yield the parts of all texts, each with the index of its request, until all have ended.
+
+        Raises the ServerError of a text that has failed.
+        """
+        while self._cancels:
+            index, part = await self._parts.get()
+            now = monotonic()
+            if index not in self._first and (part.choices or part.end is not None):
+                self._first[index] = now
+                self._statistics.first(now - self._began)
+            if part.end is not None:
+                self._ended(index, part.end, now)
+                if part.end.error is not None:
+                    self._failed, error = True, as_server_error(part.end.error)
+                    self.servable.stats.refused(error.code)
+                    raise error from part.end.error
+            yield index, part
+
+    def close(self) -> None:
+        """Cancel the texts that have not ended."""
+        if not self._admitted:
+            return
+        self._admitted = False
+        stats, now = self.servable.stats, monotonic()
+        if self._cancels and not self._failed:
+            stats.cancelled += 1
+        elif not self._failed:
+            stats.success.add(now - self._began)
+            stats.request_times.add(now - self._began)
+        for cancel in self._cancels.values():
+            cancel()
+        admission = self.servable.batcher.admission
+        admission.leave(self._nbytes)
+        admission.drain.add(1, now)
+
+    def _listener(self, loop: asyncio.AbstractEventLoop, index: int) -> Callable[[Progress], None]:
+        def on_progress(part: Progress) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(self._parts.put_nowait, (index, part))
+
+        return on_progress
+
+    def _ended(self, index: int, end: End, now: float) -> None:
+        del self._cancels[index]
+        spent = now - self._first[index]
+        self._statistics.ended(end.prompt_tokens, end.cached_tokens, end.generated_tokens, spent)
+
+
+def as_server_error(error: Exception) -> ServerError:
+    """Return the error for the client after an error of the engine, the tokenizer or the chat template."""
+    match error:
+        case ServerError():
+            return error
+        case FeedError():
+            return BadRequest(str(error))
+        case Closed():
+            return Unavailable(str(error))
+        case LatheError():
+            return Unprocessable(str(error))
+    return Internal("generating failed; see the server's log")

@@ -15,7 +15,6 @@ from lathe.core.language.gguf_codes import BlockCodes, block_codes, can_split
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.nn.module import Module
 
-
 _NOTHING = np.zeros((), np.dtype([]))  # an element of no bytes: arrays of it have a shape, and cost no memory
 
 

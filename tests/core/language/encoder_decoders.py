@@ -12,7 +12,7 @@ import numpy as np
 VOCABULARY = 97
 NEW = 64  # greedy tokens after the start
 TARGET = np.random.default_rng(6).integers(4, VOCABULARY, (2, 13))
-STEPS, RATE = 3, 0.02  # of training by stochastic gradient descent
+STEPS, RATE = 3, 0.003  # of training by stochastic gradient descent
 
 _T5 = {
     "vocab_size": VOCABULARY, "d_model": 48, "d_kv": 10, "d_ff": 72, "num_layers": 2, "num_heads": 4,

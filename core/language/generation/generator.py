@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from lathe.core.errors import FeedError
+from lathe.core.language.cached_decoder import CachedDecoder
+from lathe.core.language.cached_graph import page_bytes
+from lathe.core.language.constraint import GrammarCompiler
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
 from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.language_model import LanguageModel, load_language_model
-from lathe.core.language.recomputing_runner import recomputing_runner
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
-from lathe.core.language.stored_tensor import element_count
+from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -31,28 +33,28 @@ SEQUENCES = 64  # texts that run at once
 def make_runner(model: LanguageModel, options: GeneratorOptions) -> TokenRunner:
     """The runner of a model that is served."""
     pages = page_count(model.settings, options.cache_bytes)
-    return recomputing_runner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
-
-
-def token_bytes(settings: DecoderSettings) -> int:
-    """The bytes of the keys and values of one token, in float32."""
-    return 2 * 4 * settings.layers * settings.kv_heads * settings.head_size
+    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
 
 
 def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
-    return max(1, min(most, cache_bytes // (token_bytes(settings) * _PAGE_SIZE)))
+    return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
 
 
 def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """The most memory that a model needs in bytes: weights in float32, those of the compiled model, and the cache.
+    """An upper bound of the memory of a model in bytes: the weights of the compiled model, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
-    elements = sum(element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return 2 * 4 * elements + options.cache_bytes
+    sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
+    return round(sum(sizes)) + options.cache_bytes
+
+
+def _element_bytes(tensor: StoredTensor) -> float:
+    """The bytes of an element in the compiled model: codes stay codes, at most 8 bits with a scale for every 16."""
+    return 1.25 if tensor.kind.startswith("Q") else 4
 
 
 class TextGenerator:
@@ -82,6 +84,11 @@ class TextGenerator:
         if self.model.chat_template is None:
             raise FeedError("messages: the model has no chat template, so it only completes texts")
         return ChatTemplate(self.model.chat_template, self.model.special_tokens)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Makes constraints for requests. UnsupportedError without the library llguidance."""
+        return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that is to be continued."""

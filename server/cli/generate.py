@@ -46,7 +46,7 @@ def generate(
 
     \b
     Examples:
-      lathe generate SmolLM2-135M-Instruct.Q4_1.gguf "The capital of France is" --max-tokens 20
+      lathe generate smollm2.gguf "The capital of France is" --max-tokens 20
       lathe generate smollm2/ - < prompt.txt
     """
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -69,7 +69,7 @@ def chat(
 
     \b
     Example:
-      lathe chat SmolLM2-135M-Instruct.Q4_1.gguf --system "Answer in one sentence."
+      lathe chat smollm2.gguf --system "Answer in one sentence."
     """
     messages = [{"role": "system", "content": system}] if system else []
     with _opened(model, threads) as generator, model_errors():

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from lathe.core.errors import FeedError, LatheError
+from lathe.core.errors import FeedError, GrammarError, LatheError
 from lathe.core.language.generation.engine import Closed, Engine
 from lathe.core.language.generation.request import End, GenerationRequest, Progress
 from lathe.server.backends.language import TextModel
@@ -117,6 +117,8 @@ def as_server_error(error: Exception) -> ServerError:
             return error
         case FeedError():
             return BadRequest(str(error))
+        case GrammarError():
+            return BadRequest(f"response_format: {error}")
         case Closed():
             return Unavailable(str(error))
         case LatheError():

@@ -13,6 +13,7 @@ import numpy as np
 from lathe.core.errors import FeedError
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
+from lathe.core.language.constraint import GrammarCompiler
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
 from lathe.core.language.generation.options import GeneratorOptions
@@ -43,19 +44,18 @@ def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
 
 
 def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """The most memory that a model needs in bytes: its weights, and the cache.
+    """An upper bound of the memory of a model in bytes: the weights of the compiled model, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
-    return sum(_weight_bytes(each, path.name) for each in tensors.values()) + options.cache_bytes
+    sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
+    return round(sum(sizes)) + options.cache_bytes
 
 
-def _weight_bytes(tensor: StoredTensor, where: str) -> int:
-    """The bytes of a weight: the compiled copy, and one that is read while it is made if the file has other numbers."""
-    elements = element_count(tensor.shape, tensor.name, where)
-    # Codes take a byte at most, and a scale and an offset of two bytes each for 16 elements or more.
-    return elements * 5 // 4 if can_split(tensor) else 2 * 4 * elements
+def _element_bytes(tensor: StoredTensor) -> float:
+    """The bytes of an element in the compiled model: codes stay codes, at most 8 bits with a scale for every 16."""
+    return 1.25 if can_split(tensor) else 4
 
 
 class TextGenerator:
@@ -85,6 +85,11 @@ class TextGenerator:
         if self.model.chat_template is None:
             raise FeedError("messages: the model has no chat template, so it only completes texts")
         return ChatTemplate(self.model.chat_template, self.model.special_tokens)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Makes constraints for requests. UnsupportedError without the library llguidance."""
+        return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that is to be continued."""

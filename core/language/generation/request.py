@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from lathe.core.language.constraint import Constraint
 from lathe.core.language.sampling import Choice, SamplingSettings
 
 EndReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
@@ -15,9 +16,10 @@ EndReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 class GenerationRequest:
     """One text to generate.
 
-    `max_tokens`: at most this many tokens; None for as many as fit. `stops`: the text ends before the first of these
-    strings. `end_tokens` end the text and have no text of their own. Requests of higher `priority` go first; among
-    requests of one priority, the `client`s get equal shares of the tokens.
+    `constraint`: the state of a grammar that the text must match, for this request alone. `max_tokens`: at most this
+    many tokens; None for as many as fit. `stops`: the text ends before the first of these strings. `end_tokens` end the
+    text and have no text of their own. Requests of higher `priority` go first; among requests of one priority, the
+    `client`s get equal shares of the tokens.
     """
 
     prompt: tuple[int, ...]
@@ -27,6 +29,7 @@ class GenerationRequest:
     end_tokens: frozenset[int] = frozenset()
     priority: int = 0
     client: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

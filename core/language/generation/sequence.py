@@ -63,11 +63,15 @@ class Sequence:
             return True
 
     def _choose(self, logits: Logits) -> bool:
-        choice = self._sampler.choose(logits, len(self.tokens))
+        constraint = self.request.constraint
+        allowed = None if constraint is None else constraint.allowed()
+        choice = self._sampler.choose(logits, len(self.tokens), allowed)
         self.tokens.append(choice.token)
         if choice.token in self.request.end_tokens:
             self.end("stop")
             return True
+        if constraint is not None:
+            constraint.accept(choice.token)
         self._sampler.record(choice.token)
         self._unsent.append(choice)
         text = self._text.push(choice.token)

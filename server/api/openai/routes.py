@@ -26,6 +26,7 @@ from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
 
 if TYPE_CHECKING:
+    from lathe.core.language.constraint import Constraint
     from lathe.core.language.generation.generator import TextGenerator
 
 _MOST_PROMPTS = 64
@@ -91,7 +92,7 @@ class _Service:
             raise BadRequest("top_logprobs: expected logprobs to be true with it")
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
-        texts = self._texts(servable, client, asked, [tokens], limit, logprobs)
+        texts = await self._texts(servable, client, asked, [tokens], limit, logprobs)
         return ChatAnswer(
             texts,
             asked.model,
@@ -115,7 +116,7 @@ class _Service:
         if (count := len(prompts) * asked.choice_count) > _MOST_PROMPTS:
             raise BadRequest(f"n: expected at most {_MOST_PROMPTS} texts for all prompts, got {count}")
         encoded = await _on_thread(lambda: [_encode(generator, prompt) for prompt in prompts])
-        texts = self._texts(servable, client, asked, encoded, asked.max_tokens, asked.logprobs)
+        texts = await self._texts(servable, client, asked, encoded, asked.max_tokens, asked.logprobs)
         return CompletionAnswer(
             texts,
             asked.model,
@@ -133,7 +134,7 @@ class _Service:
         servable, client = self._plane.route(model, version, key="", authorization=authorization, address=address)
         return _check_kind(servable), client
 
-    def _texts(
+    async def _texts(
         self,
         servable: Servable,
         client: str,
@@ -143,9 +144,20 @@ class _Service:
         logprobs: int | None,
     ) -> Texts:
         self._plane.charge(servable, client, len(prompts) * asked.choice_count)
-        ends = frozenset() if asked.ignore_eos else _generator(servable).end_tokens
+        generator = _generator(servable)
+        constraint = await _constraint(generator, asked)
+        # Where a grammar ends, only an end token may follow.
+        ends = frozenset() if asked.ignore_eos and constraint is None else generator.end_tokens
         requests = [
-            GenerationRequest(prompt, sampling, limit, asked.stops, ends, client=client)
+            GenerationRequest(
+                prompt,
+                sampling,
+                limit,
+                asked.stops,
+                ends,
+                client=client,
+                constraint=None if constraint is None else constraint.copy(),
+            )
             for prompt in prompts
             for sampling in asked.sampling(logprobs)
         ]
@@ -197,6 +209,15 @@ async def _on_thread(work: Callable[[], Any]) -> Any:
         return await asyncio.to_thread(work)
     except LatheError as error:
         raise as_server_error(error) from error
+
+
+async def _constraint(generator: TextGenerator, asked: TextRequest) -> Constraint | None:
+    """The constraint at the start of the texts; None if they may be any. Raises BadRequest for a bad schema."""
+    grammar = asked.response_format.grammar if asked.response_format is not None else None
+    if grammar is None:
+        return None
+    found: Constraint = await _on_thread(lambda: generator.grammars.constraint(grammar))
+    return found
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from lathe.core.language.constraint import Grammar
 from lathe.core.language.sampling import SamplingSettings, random_seed, seed_of_choice
+from lathe.server.errors import BadRequest
 
 MOST_CHOICES = 16
 _MOST_STOPS = 16
@@ -25,6 +28,33 @@ class StreamOptions(_Body):
 
     include_usage: bool = Field(default=False, description="Send a last event with the numbers of tokens.")
     include_obfuscation: bool = Field(default=False, description="Ignored.")
+
+
+class NamedSchema(_Body):
+    """A JSON schema."""
+
+    name: str | None = None
+    description: str | None = None
+    content: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(default=None, description="Ignored: texts always match the schema.")
+
+
+class ResponseFormat(_Body):
+    """The form of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = Field(default=None, description="With the type `json_schema`.")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of the text; None for any text. Raises BadRequest for a type without its schema."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Grammar("json_object")
+        if self.json_schema is None:
+            raise BadRequest("response_format: expected json_schema with the type json_schema")
+        return Grammar("json_schema", orjson.dumps(self.json_schema.content).decode())
 
 
 class TextRequest(_Body):
@@ -48,6 +78,7 @@ class TextRequest(_Body):
     )
     seed: int | None = Field(default=None, description="The same seed gives the same texts, whatever else runs.")
     ignore_eos: bool = Field(default=False, description="Do not end at the model's end tokens.")
+    response_format: ResponseFormat | None = None
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="Ignored.")
@@ -137,12 +168,6 @@ class FunctionTool(_Body):
     function: dict[str, Any] = Field(description="Its `name`, `description` and `parameters`, a JSON schema.")
 
 
-class ResponseFormat(_Body):
-    """The form of the answer."""
-
-    type: Literal["text"] = Field(description="Only `text` is supported.")
-
-
 class ChatRequest(TextRequest):
     """A conversation to continue."""
 
@@ -153,7 +178,6 @@ class ChatRequest(TextRequest):
     tools: list[FunctionTool] | None = Field(default=None, description="Tools, which the model's template shows it.")
     tool_choice: Literal["none", "auto"] | None = Field(default=None, description="Other choices are not supported.")
     parallel_tool_calls: bool | None = Field(default=None, description="Ignored.")
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = Field(default=None, description="Ignored.")
     verbosity: str | None = Field(default=None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None

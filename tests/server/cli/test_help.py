@@ -33,6 +33,8 @@ ALONE = {  # commands that send no request to a server
     "run",
     "inspect",
     "profile",
+    "generate",
+    "chat",
     "bench",
     "prune",
     "quantize",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,29 @@ def test_tools_reach_the_template(client: openai.OpenAI) -> None:
     assert plain.usage and with_tools.usage and with_tools.usage.prompt_tokens > plain.usage.prompt_tokens
     off = client.chat.completions.create(**options, tools=[tool], tool_choice="none")
     assert off.usage and off.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_texts_match_a_json_schema(client: openai.OpenAI) -> None:
+    """Whatever the model is: this one has random weights."""
+    schema = {
+        "type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "sunny": {"type": "boolean"}},
+        "required": ["unit", "sunny"], "additionalProperties": False,
+    }  # fmt: skip
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    options: Any = {
+        "model": NAME, "messages": MESSAGES, "max_tokens": 80, "n": 8, "seed": 1,
+        "frequency_penalty": 2, "extra_body": {"repetition_penalty": 5},  # JSON may have any number of spaces
+    }  # fmt: skip
+    answer = client.chat.completions.create(**options, response_format=wanted)
+    ended = [choice.message.content for choice in answer.choices if choice.finish_reason == "stop"]
+    assert ended
+    for text in ended:
+        found = json.loads(text or "")
+        assert found.keys() == {"unit", "sunny"} and found["unit"] in ("C", "F") and found["sunny"] in (True, False)
+    broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**options, response_format=broken)
+    assert refused.value.param == "response_format"
 
 
 def test_errors(client: openai.OpenAI) -> None:

@@ -103,7 +103,10 @@ def damaged_archive(at: int) -> bytes:
 
 MODEL = ("model.onnx", b"x" * 600)
 BAD = {
-    "no model": (tar([("weights.bin", b"x")]), "expected model.onnx or pipeline.toml among them"),
+    "no model": (
+        tar([("weights.bin", b"x")]),
+        "expected model.onnx or pipeline.toml or model.gguf or config.json among them",
+    ),
     "a parent folder": (tar([("../model.onnx", b"x")]), "file name '../model.onnx'"),
     "a folder": (tar([("data/model.onnx", b"x")]), "file name 'data/model.onnx'"),
     "an absolute name": (tar([("/etc/passwd", b"x")]), "file name"),

@@ -88,8 +88,10 @@ def transformers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any
     return np.load(folder / "out.npz")
 
 
-def assert_greedy(model: lathe.LanguageModel, transformers: Any, run: Callable[[list[int], int], Any]) -> None:
-    """`run` returns the logits of the tokens from an index on, [tokens, vocabulary].
+def assert_greedy(
+    model: lathe.LanguageModel, transformers: Any, run: Callable[[list[int], int], Any], close: float = CLOSE
+) -> None:
+    """`run` returns the logits of the tokens from an index on, [tokens, vocabulary]; `close` logits are ties.
 
     A run over prompt and tokens must find each token the likeliest of its place. So greedy decoding would find the same
     tokens one by one: logits depend on earlier tokens alone.
@@ -98,7 +100,7 @@ def assert_greedy(model: lathe.LanguageModel, transformers: Any, run: Callable[[
     for prompt, tokens, gaps in zip(prompts(model), *found, strict=True):
         logits = run(prompt + tokens[:-1], len(prompt) - 1)
         differ = np.flatnonzero(logits.argmax(-1) != tokens)
-        assert not len(differ) or gaps[differ[0]] < CLOSE, model.tokenizer.decode(prompt)
+        assert (gaps[differ] < close).all(), model.tokenizer.decode(prompt)
 
 
 @pytest.mark.timeout(3600)
@@ -113,7 +115,7 @@ def test_smollm2_gives_the_greedy_tokens_of_transformers(
 def test_smollm2_with_a_cache_gives_the_greedy_tokens_of_transformers(
     model: lathe.LanguageModel, transformers: Any
 ) -> None:
-    """The prompt as a chunk, then token by token. Weights are codes of 4 and 8 bits."""
+    """The prompt as a chunk, then token by token. Weights are codes; products with them round rows to 16 bits."""
     decoder = CachedDecoder(model, pages=16)
 
     def run(ids: list[int], at: int) -> Any:
@@ -122,7 +124,7 @@ def test_smollm2_with_a_cache_gives_the_greedy_tokens_of_transformers(
             [decoder.run([Chunk(np.array(ids[start:stop]), start, range(16))]) for start, stop in parts]
         )
 
-    assert_greedy(model, transformers, run)
+    assert_greedy(model, transformers, run, close=0.05)
     decoder.close()
 
 

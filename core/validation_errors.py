@@ -141,8 +141,13 @@ def _place(document: object, location: Sequence[str | int]) -> Place | None:
     if not location:
         return []
     part, rest = location[0], location[1:]
-    if _has(document, part) and (found := _place(document[part], rest)) is not None:  # type: ignore[index]
-        return [(part, False), *found]
+    if _has(document, part):
+        inner = document[part]  # type: ignore[index]
+        found = _place(inner, rest)
+        if found is None and len(rest) == 1 and not isinstance(inner, Mapping):
+            found = [(rest[0], True)]  # one of the plain types that the value may have
+        if found is not None:
+            return [(part, False), *found]
     if not rest:
         return [(part, False)] if isinstance(document, Mapping) else None  # a key that is missing
     found = _place(document, rest)

@@ -69,6 +69,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("GET", "/v1/models/{model}"): _DESCRIBE,
     ("POST", "/v1/chat/completions"): Scope.INFER,
     ("POST", "/v1/completions"): Scope.INFER,
+    ("POST", "/v1/embeddings"): Scope.INFER,
     ("GET", "/api/v1/models"): Scope.READ,
     ("GET", _MODEL): Scope.READ,
     ("GET", f"{_MODEL}/versions"): Scope.READ,

@@ -1,1 +1,1 @@
-"""The routes of OpenAI's API for language models: /v1/models, /v1/chat/completions, /v1/completions."""
+"""The routes of OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."""

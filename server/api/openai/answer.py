@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -16,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from lathe.core.language.generation.request import End, Progress
 from lathe.server.api.codec.reply import openai_error
+from lathe.server.api.openai.connected import while_connected
 from lathe.server.errors import ServerError
 from lathe.server.generation.texts import Texts
 
@@ -56,18 +55,10 @@ class TextAnswer(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. Raises the ServerError of texts that have failed before anything was sent."""
         self._texts.admit()
-        sending = asyncio.ensure_future(self._send_events(send) if self._streams else self._send_whole(scope, send))
-        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await while_connected(self._send_events(send) if self._streams else self._send_whole(scope, send), receive)
         finally:
             self._texts.close()
-            for task in (sending, leaving):
-                task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         async for index, part in self._texts.parts():
@@ -125,9 +116,3 @@ class TextAnswer(Response, ABC):
     def prompt_ends(self, ends: Sequence[End]) -> Sequence[End]:
         """One end for each prompt."""
         return [self._ends[min(self._ends)]] if ends else []
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Wait until the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

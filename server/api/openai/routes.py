@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: the models that generate texts, chats and completions."""
+"""The routes of OpenAI's API: the models that generate texts, chats, completions and embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lathe.server.access.scopes import Scope
 from lathe.server.api.inference.asgi import client_address
 from lathe.server.api.openai.chat import ChatAnswer
 from lathe.server.api.openai.completions import CompletionAnswer
-from lathe.server.api.openai.schemas import ChatRequest, CompletionRequest, Message, TextRequest
+from lathe.server.api.openai.embeddings import EmbeddingAnswer
+from lathe.server.api.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, Message, TextRequest
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
 from lathe.server.errors import BadRequest, ServerError
@@ -36,6 +37,9 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
         "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
     }
 }
+_EMBEDDINGS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The embeddings.", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 
 
 def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
@@ -53,6 +57,12 @@ def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
     async def complete(request: Request, asked: CompletionRequest) -> Response:
         """Continue texts."""
         return await service.complete(request, asked)
+
+    @routes.post("/embeddings", responses=_EMBEDDINGS, response_class=Response)
+    async def embed(request: Request, asked: EmbeddingRequest) -> Response:
+        """Return the embeddings of texts."""
+        servable, client = _route(plane, request, asked.model)
+        return EmbeddingAnswer(plane, servable, client, asked)
 
     return routes
 
@@ -129,9 +139,7 @@ class _Service:
 
     def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str]:
         """The servable of the request's model, and the client. Raises as `DataPlane.route`."""
-        model, version = _model_and_version(asked.model)
-        authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
-        servable, client = self._plane.route(model, version, key="", authorization=authorization, address=address)
+        servable, client = _route(self._plane, request, asked.model)
         return _check_kind(servable), client
 
     async def _texts(
@@ -162,6 +170,13 @@ class _Service:
             for sampling in asked.sampling(logprobs)
         ]
         return Texts(servable, requests, self._book.of(servable.ref))
+
+
+def _route(plane: DataPlane, request: Request, name: str) -> tuple[Servable, str]:
+    """The servable of the model in a request, and the client. Raises as `DataPlane.route`."""
+    model, version = _model_and_version(name)
+    authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
+    return plane.route(model, version, key="", authorization=authorization, address=address)
 
 
 def _text_servables(servables: Iterable[Servable]) -> Iterable[Servable]:

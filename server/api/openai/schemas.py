@@ -12,6 +12,7 @@ from lathe.core.language.sampling import SamplingSettings, random_seed, seed_of_
 from lathe.server.errors import BadRequest
 
 MOST_CHOICES = 16
+MOST_TEXTS = 2048  # of a request for embeddings, as in OpenAI's API
 _MOST_STOPS = 16
 _MOST_LOGPROBS = 20
 
@@ -182,6 +183,27 @@ class ChatRequest(TextRequest):
     verbosity: str | None = Field(default=None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Further names of the template.")
+
+
+class EmbeddingRequest(_Body):
+    """Texts whose embeddings are asked for."""
+
+    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
+        description="A text, or up to 2,048 texts. Tokens are not supported."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="`base64`: the bytes of float32 numbers, little-endian. Default: `float`."
+    )
+    dimensions: int | None = Field(
+        default=None, ge=1, description="Return the first numbers only, scaled to the length 1."
+    )
+    user: str | None = Field(default=None, description="Ignored.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class CompletionRequest(TextRequest):

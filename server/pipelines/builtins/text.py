@@ -28,6 +28,7 @@ _MODULE = "lathe.server.pipelines.tokenizer_process"
 _PARSING = Limits(seconds=30.0, memory=2 << 30)
 _ENCODING = Limits(seconds=10.0, memory=2 << 30)
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
+_TOKENS = "tokens"
 
 
 class TokenizeOptions(Options):
@@ -41,6 +42,8 @@ class TokenizeOptions(Options):
 
 def tokenize(request: StepRequest) -> Tokenize:
     """The step `text` BYTES [n, 1] -> `input_ids`, `attention_mask`, `token_type_ids` INT64 [n, length].
+
+    And `tokens` INT64 [n, 1], the number of tokens of each text.
 
     The length is that of the request's longest text, padded to a multiple but to at most `max_length`, so that requests
     of similar lengths share a batch of the next step. The mask is 1 for tokens and 0 for padding. Raises BadPipeline.
@@ -61,7 +64,8 @@ class Tokenize(HostStep):
 
     def __init__(self, helper: StepProcess, max_bytes: int) -> None:
         super().__init__(
-            [TensorSpec("text", "BYTES", (-1, 1))], [TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES]
+            [TensorSpec("text", "BYTES", (-1, 1))],
+            [*(TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES), TensorSpec(_TOKENS, "INT64", (-1, 1))],
         )
         self._helper = helper
         self._max_bytes = max_bytes
@@ -128,4 +132,4 @@ def _unpack_answer(answer: Answer) -> Tensors | Exception:
         return answer
     rows, length = np.frombuffer(answer, np.int64, 2).tolist()
     columns = np.frombuffer(answer, np.int64, offset=16).reshape(len(_NAMES), rows, length)
-    return dict(zip(_NAMES, columns, strict=True))
+    return {**dict(zip(_NAMES, columns, strict=True)), _TOKENS: columns[1].sum(axis=1, keepdims=True)}

@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
+import openai
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
@@ -160,3 +163,49 @@ def test_each_step_is_measured(client: Client) -> None:
     client.infer("digit", {"picture": blobs(picture(0))})
     for step in ("decode", "scale", "classify", "name"):
         assert f'lathe_step_seconds_count{{model="digit",step="{step}",version="1"}}' in client.metrics()
+
+
+def embeddings(running: Running, **body: Any) -> httpx.Response:
+    return httpx.post(f"http://127.0.0.1:{running.port}/v1/embeddings", json={"model": "embedding", **body}, timeout=60)
+
+
+def test_openais_clients_get_embeddings(running: Running) -> None:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="any") as sdk:  # asks for base64
+        answer = sdk.embeddings.create(model="embedding", input=list(TEXTS))
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    expected = [embed_by_hand(text) for text in TEXTS]
+    np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=1e-5)
+    tokenizer = Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json"))
+    assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(text).ids) for text in TEXTS)
+
+
+def test_embeddings_of_many_texts_keep_their_order(running: Running) -> None:
+    texts = [f"{word} " * (1 + number % 9) for number, word in enumerate(["iris", "wine", "petal"] * 67)]
+    found = embeddings(running, input=texts).json()["data"]
+    expected = {text: embed_by_hand(text) for text in set(texts)}
+    np.testing.assert_allclose([each["embedding"] for each in found], [expected[text] for text in texts], atol=1e-5)
+
+
+def test_shorter_embeddings_have_length_one(running: Running) -> None:
+    (whole,) = embeddings(running, input=TEXTS[0]).json()["data"]
+    (part,) = embeddings(running, input=TEXTS[0], dimensions=4).json()["data"]
+    begin = np.array(whole["embedding"][:4])
+    np.testing.assert_allclose(part["embedding"], begin / np.linalg.norm(begin), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input": []}, "body.input: expected at least 1 elements, got []"),
+        ({"input": ["x"] * 2049}, "body.input: expected at most 2048 elements"),
+        ({"input": [1, 2, 3]}, "body.input.0: expected a text, got 1"),
+        ({"input": "x", "dimensions": 100_000}, "dimensions: expected at most"),
+        ({"input": ["x", "y" * 100_000]}, "input 1: step 'tokenize': text 0: expected at most 65536 bytes, got 100000"),
+        ({"input": "x", "model": "digits"}, "model: expected one that makes an output FP32 [n, d]"),
+        ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
+    ],
+)
+def test_bad_requests_for_embeddings_are_refused(running: Running, body: dict[str, Any], message: str) -> None:
+    answer = embeddings(running, **body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]

@@ -64,7 +64,7 @@ def model(sizes: Sequence[int], zeros: float) -> bytes:
         ]
     else:
         nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    constants = {"w": weight, "begin": np.zeros(2, np.int64), "end": np.array([2**62, 1])}
+    constants: dict[str, NDArray[Any]] = {"w": weight, "begin": np.zeros(2, np.int64), "end": np.array([2**62, 1])}
     result = [1, *image[1:], columns] if image else [columns]
     graph = helper.make_graph(
         nodes,

@@ -173,8 +173,8 @@ class _Sparse:
                 self.lines.store(value, (i * width + v) * lanes)
         mask = k.lane_mask(columns % lanes, lanes) if columns % lanes else None
         results = self.results.at_column(block * COLUMNS)
-        with k.loop(0, count) as i:
-            results.finish_line(self.lines.at(i * (width * lanes)), self._offsets(row + i), width, lanes, mask)
+        with k.loop(0, count) as line:
+            results.finish_line(self.lines.at(line * (width * lanes)), self._offsets(row + line), width, lanes, mask)
 
     def _offsets(self, row: Val) -> list[Val]:
         """The offsets of the extras and of Y in row `row`."""

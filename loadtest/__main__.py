@@ -5,6 +5,7 @@ python -m loadtest chaos                                                starts s
 python -m loadtest starting                                             measures the start of a server
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
+python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
 """
 
@@ -29,6 +30,7 @@ from loadtest import (
     generate,
     packing,
     report_docs,
+    sparse,
     starting,
     tokens,
     weights,
@@ -65,6 +67,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "gpu": gpu.main,
     "packing": packing.main,
     "docs": report_docs.main,
+    "sparse": sparse.main,
     "starting": starting.main,
     "tokens": tokens.main,
     "weights": weights.main,

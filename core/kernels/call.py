@@ -357,6 +357,7 @@ class Request:
     threads: int = 1
     rank: int = 0  # which tile to use, where several are possible: 0 is expected to be fastest, 1 the next, ...
     winograd: bool = True  # whether algorithms other than the definition (Winograd, Strassen) may be used
+    sparse: bool = True  # whether a kernel may leave out zeros of a constant weight
     strides: Mapping[Value, tuple[Dim, ...]] = field(default_factory=dict)  # in elements, of values inside others
     inputs_in_place: frozenset[Value] = frozenset()  # inputs that already lie at their place inside the output
     select: Callable[[Request], KernelCall | None] | None = field(default=None, compare=False, repr=False)

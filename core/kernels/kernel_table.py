@@ -43,6 +43,7 @@ from lathe.core.kernels.resize.spec import resize
 from lathe.core.kernels.sampling.grid_sample_spec import grid_sample
 from lathe.core.kernels.sampling.roi_align_spec import roi_align
 from lathe.core.kernels.softmax.spec import softmax
+from lathe.core.kernels.sparse.spec import sparse, with_zeros
 from lathe.core.kernels.strassen.spec import strassen
 from lathe.core.kernels.strassen.tile_offers import other_tiles
 from lathe.core.kernels.svm.spec import svm
@@ -53,10 +54,11 @@ from lathe.core.kernels.weight_only.spec import weight_only
 from lathe.core.kernels.winograd.lines_spec import winograd_lines
 from lathe.core.kernels.winograd.spec import for_slow_memory, winograd, without_winograd
 
-_PRODUCT = Row((amx, strassen, gemm, dynamic_gemm), offers=(other_tiles,))
+_PRODUCT = Row((sparse, amx, strassen, gemm, dynamic_gemm), offers=(with_zeros, other_tiles))
 
 _CONV = (
     dynamic_depthwise,
+    sparse,
     amx,
     strassen,
     depthwise,
@@ -67,7 +69,7 @@ _CONV = (
     pointwise,
     dynamic_conv,
 )
-_CONV_OFFERS = (amx_instead_of_winograd, other_tiles, for_slow_memory, without_winograd)
+_CONV_OFFERS = (with_zeros, amx_instead_of_winograd, other_tiles, for_slow_memory, without_winograd)
 
 TABLE: dict[str, Row] = {
     # products and convolutions

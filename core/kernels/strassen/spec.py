@@ -168,7 +168,7 @@ def _variant(plain: KernelSpec, request: Request) -> StrassenSpec | None:
     None if `plain` is no float32 product of a constant matrix, if its rows or sizes do not fit the tiles, or if the
     product is too small to gain.
     """
-    found, rows = _product(plain), _rows(request.node)
+    found, rows = product_of(plain), _rows(request.node)
     if found is None or rows is None or found.finish.dtype is not F32 or found.finish.staged:
         return None
     target = request.cpu
@@ -205,7 +205,7 @@ def _rows(node: Node) -> _Rows | None:
     return _Rows(batch, count) if batch == symbol(BATCH) else None
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """The common description of a matrix product and a 1x1 convolution."""
 
     depth: int
@@ -214,18 +214,19 @@ class _Product(NamedTuple):
     finish: Finish
 
 
-def _product(plain: KernelSpec) -> _Product | None:
+def product_of(plain: KernelSpec) -> Product | None:
+    """The float32 product by one constant matrix that `plain` computes; None if it computes something else."""
     match plain:
         case GemmSpec(element=DType.FLOAT32, packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
             finish = Finish(
                 plain.epilogue, subnest(nest, nest.strides[2:]), plain.extra_steps, plain.extra_dtypes, plain.dtype
             )
-            return _Product(plain.depth, plain.columns, subnest(nest, nest.strides[:1]), finish)
+            return Product(plain.depth, plain.columns, subnest(nest, nest.strides[:1]), finish)
         case ConvSpec(element=DType.FLOAT32, taps=1, padded=False, groups=1, pair=1, finish=finish):
             counts, sizes = ([getattr(w, name) for w in plain.windows] for name in ("count", "size"))
             batch, *steps, _ = row_major((plain.batch, *sizes, plain.channels))
             strides = (batch, *(step * w.stride for step, w in zip(steps, plain.windows, strict=True)))
-            return _Product(plain.depth, plain.columns, Nest((plain.batch, *counts), (strides,)).collapsed(), finish)
+            return Product(plain.depth, plain.columns, Nest((plain.batch, *counts), (strides,)).collapsed(), finish)
     return None
 
 

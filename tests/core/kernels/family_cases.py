@@ -90,6 +90,7 @@ def graphs() -> Iterator[Graph]:
         yield _node("FusedMatMul", f"{dtype}[n,20]", f"{dtype}[20,n]")
     yield _node("FusedConv", "uint8[n,9,9,16]", normal(DType.INT8, (32, 16, 3, 3)), pad_value=7, **_IMAGE)
     yield _node("FusedMatMul", "float32[n,70,384]", floats(384, 384))
+    yield _node("FusedMatMul", "float32[n,70,96]", floats(96, 90) * (np.arange(90) % 10 == 0))
     yield _node("FusedConv", "float32[n,9,7,20]", floats(20, 1, 3, 3), floats(20), group=20, **_IMAGE)
     yield _node("FusedConv", "float32[n,20,22,3]", floats(64, 3, 7, 7), layout="NHWC", pads=(3,) * 4, strides=(2, 2))
     yield _node("FusedConv", "float32[n,28,28,3]", floats(6, 3, 5, 5), floats(6), layout="NHWC")

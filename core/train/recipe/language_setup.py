@@ -99,5 +99,5 @@ def _check(recipe: Recipe, parent: Parent | None) -> None:
         raise RecipeError("judge: expected `loss` for a language model")
     if isinstance(recipe.model, Decoder) and recipe.lora is not None:
         raise RecipeError("lora: adapters need a model to fine-tune, got a new decoder")
-    if not isinstance(recipe.model, Decoder) and "tokenizer" in recipe.text.model_fields_set:
+    if not isinstance(recipe.model, Decoder) and recipe.text.tokenizer is not None:
         raise RecipeError("text.tokenizer: a model to fine-tune has its own tokenizer")

@@ -192,10 +192,10 @@ class Text(Section):
     """How the documents of a language model become rows of tokens."""
 
     length: int = Field(default=256, ge=2, le=1 << 17, description="Tokens of a row.")
-    tokenizer: Literal["bpe", "characters"] = Field(
-        default="bpe",
-        description="Tokenizer of a new model, trained on the training documents: byte-level BPE, or a token for each "
-        "character. A model to fine-tune has its own.",
+    tokenizer: Literal["bpe", "characters"] | None = Field(
+        default=None,
+        description="Tokenizer of a new model, trained on the training documents: `bpe` (byte-level BPE, the default) "
+        "or `characters`, a token for each. A model to fine-tune has its own.",
     )
     vocabulary: int = Field(default=4096, ge=257, le=1 << 20, description="Most tokens of a tokenizer of kind `bpe`.")
 

@@ -19,16 +19,16 @@ from lathe.core.train.zoo.settings import Row, Settings
 from lathe.core.train.zoo.transformer import TransformerEncoder
 
 ARCHITECTURES: dict[str, type[Settings]] = {
-    "decoder": Decoder,
     "lenet5": LeNet5,
     "mlp": MLP,
     "resnet-small": ResNetSmall,
     "transformer-encoder": TransformerEncoder,
+    "decoder": Decoder,
 }
 
 # The type of a field of a recipe, discriminated by `architecture`.
 Architecture: TypeAlias = Annotated[
-    Decoder | LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
+    LeNet5 | MLP | ResNetSmall | TransformerEncoder | Decoder, Field(discriminator="architecture")
 ]
 
 

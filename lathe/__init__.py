@@ -4,12 +4,13 @@
     session = lathe.compile("model.onnx")
     outputs = session.run({"x": array})
 
-`load` parses a model, `load_language_model` reads a decoder from a Hugging Face folder or a GGUF file, `compile`
-returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph with the NumPy references, `export`
-returns the bytes of an ONNX file, `quantize` and `quantize_dynamic` convert products to int8, `quantize_weights` stores
-weights in few bits, `prune_channels` and `prune_weights` prune, `compress` does each of these by a recipe, `gradients`
-differentiates a graph, `register_op` adds a custom operator. `lathe.nn` has layers, `lathe.train` trains them,
-`lathe.client` calls a server.
+`load` parses a model, `load_language_model` reads a decoder from a Hugging Face folder or a GGUF file,
+`load_encoder_decoder` reads T5 or Whisper from a folder, `compile` returns a `Session`, `load_compiled` loads a
+compiled file, `interpret` runs a graph with the NumPy references, `export` returns the bytes of an ONNX file,
+`quantize` and `quantize_dynamic` convert products to int8, `quantize_weights` stores weights in few bits,
+`prune_channels` and `prune_weights` prune, `compress` does each of these by a recipe, `gradients` differentiates a
+graph, `register_op` adds a custom operator. `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a
+server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
     from lathe.core.ir.graph import Graph
+    from lathe.core.language.encoder_decoder import EncoderDecoderModel, load_encoder_decoder
     from lathe.core.language.language_model import LanguageModel, load_language_model
     from lathe.core.passes.proofs.batch_info import BatchInfo
     from lathe.core.reference import interpret
@@ -44,9 +46,10 @@ if TYPE_CHECKING:
     from lathe.core.runtime.session.session import Session
 
 __all__ = [
-    "BatchInfo", "Graph", "LanguageModel", "Profile", "Session", "client", "compile", "compress", "errors", "export",
-    "gradients", "interpret", "load", "load_compiled", "load_language_model", "nn", "prune_channels", "prune_weights",
-    "quantize", "quantize_dynamic", "quantize_weights", "register_op", "train",
+    "BatchInfo", "EncoderDecoderModel", "Graph", "LanguageModel", "Profile", "Session", "client", "compile",
+    "compress", "errors", "export", "gradients", "interpret", "load", "load_compiled", "load_encoder_decoder",
+    "load_language_model", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
+    "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -58,6 +61,7 @@ _DEFINING_MODULES = {
     "export": "lathe.core.frontends.export",
     "gradients": "lathe.core.autodiff",
     "load": "lathe.core.frontends.onnx",
+    "load_encoder_decoder": "lathe.core.language.encoder_decoder",
     "load_language_model": "lathe.core.language.language_model",
     "interpret": "lathe.core.reference",
     "prune_channels": "lathe.core.compress.prune",
@@ -67,6 +71,7 @@ _DEFINING_MODULES = {
     "quantize_weights": "lathe.core.compress.quantize",
     "register_op": "lathe.core.compiler.custom_operators",
     "Graph": "lathe.core.ir.graph",
+    "EncoderDecoderModel": "lathe.core.language.encoder_decoder",
     "LanguageModel": "lathe.core.language.language_model",
     "Profile": "lathe.core.runtime.session.profile",
     "Session": "lathe.core.runtime.session.session",

@@ -49,9 +49,7 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def serve(
-    step: Callable[[Sequence[Row]], list[int]], clear: Callable[[], None], vocabulary: int, context: int
-) -> None:
+def serve(step: Callable[[Sequence[Row]], list[int]], clear: Callable[[], None], vocabulary: int, context: int) -> None:
     """Answer requests until the input ends. The first line of output has the limits of the model."""
     print(json.dumps({"vocabulary": vocabulary, "context": context}), flush=True)
     for line in sys.stdin:

@@ -163,8 +163,8 @@ def _gpt2(config: Document) -> DecoderSettings:
 
 
 FAMILIES = {
-    "llama": _llama, "mistral": _mistral, "mixtral": _mixtral, "qwen2": _qwen2, "qwen2_moe": _qwen2_moe, "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe, "gpt2": _gpt2,
+    "llama": _llama, "mistral": _mistral, "mixtral": _mixtral, "qwen2": _qwen2, "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3, "qwen3_moe": _qwen3_moe, "gpt2": _gpt2,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.special_tokens import folder_tokens, gguf_tokens
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.tokenizer import Tokenizer, parse_tokenizer
-from lathe.core.language.weight_sources import load_weights
+from lathe.core.language.weight_sources import check_sizes, load_weights
 from lathe.core.nn import init
 from lathe.core.nn.trace import trace
 
@@ -70,7 +70,7 @@ def _from_folder(folder: Path) -> LanguageModel:
     source = hugging_face.weight_source(settings, tensors)
     load_weights(module, tensors, source, hugging_face.UNUSED, "model.safetensors")
     template, special = _chat_template(folder), folder_tokens(folder)
-    return LanguageModel(settings, module, template, lambda: _folder_tokenizer(folder, config), special)
+    return LanguageModel(settings, module, template, lambda: folder_tokenizer(folder, config), special)
 
 
 def _from_gguf(path: Path) -> LanguageModel:
@@ -84,13 +84,7 @@ def _from_gguf(path: Path) -> LanguageModel:
 
 def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor], where: str) -> Decoder:
     """A decoder of these settings without weights. ModelError if the file cannot have as many weights as it needs."""
-    most = max((element_count(each.shape, each.name, where) for each in tensors.values()), default=0)
-    if settings.largest_weight > most or settings.layers > len(tensors):
-        raise ModelError(
-            f"needs a weight of {settings.largest_weight} elements, and one in each of {settings.layers} layers; "
-            f"the largest of {len(tensors)} tensors has {most} elements",
-            where=where,
-        )
+    check_sizes(settings.largest_weight, settings.layers, tensors, where)
     total = sum(element_count(each.shape, each.name, where) for each in tensors.values())
     if settings.expert_elements > total:
         message = f"needs experts of {settings.expert_elements} elements in a layer; all tensors have {total}"
@@ -99,7 +93,8 @@ def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor],
         return Decoder(settings)
 
 
-def _folder_tokenizer(folder: Path, config: Document) -> Tokenizer:
+def folder_tokenizer(folder: Path, config: Document) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder, and the tokens that end an answer. ModelError if it has none."""
     library = parse_tokenizer(read_bytes(folder / "tokenizer.json"), "tokenizer.json")
     generation = _optional(folder / "generation_config.json")
     ends = generation.get("eos_token_id") if generation.has("eos_token_id") else config.get("eos_token_id")

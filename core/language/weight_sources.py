@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Array
 from lathe.core.language.gguf_codes import BlockCodes, block_codes, can_split
-from lathe.core.language.stored_tensor import StoredTensor
+from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.nn.module import Module
+
+_NOTHING = np.zeros((), np.dtype([]))  # an element of no bytes: arrays of it have a shape, and cost no memory
 
 
 def _unchanged(array: Array) -> Array:
@@ -56,7 +58,8 @@ def load_weights(
             if name not in tensors:
                 raise ModelError(f"tensor '{name}' is missing, which parameter '{path}' needs", where=where)
         used.update(wanted.names)
-        stored = StoredWeight(tuple(tensors[name] for name in wanted.names), wanted.convert)
+        first, *others = (tensors[name] for name in wanted.names)
+        stored = StoredWeight(first, wanted.convert, tuple(others))
         shape = _shape_of(stored, where)
         if shape != parameter.data.shape:
             message = f"tensor '{wanted.name}' gives parameter '{path}' the shape {list(shape)}"
@@ -64,41 +67,60 @@ def load_weights(
         parameter.defer(stored)
     unused = sorted(name for name in tensors if name not in used and not ignored.fullmatch(name))
     if unused:
-        message = f"tensor '{unused[0]}' belongs to no parameter of the decoder ({len(unused)} such tensors)"
+        message = f"tensor '{unused[0]}' belongs to no parameter of the model ({len(unused)} such tensors)"
         raise ModelError(message, where=where)
+
+
+def check_sizes(largest: int, layers: int, tensors: Mapping[str, StoredTensor], where: str) -> None:
+    """ModelError if files with these tensors cannot have a weight of `largest` elements, and one in each of the layers.
+
+    Called before a module is made, so that its size is bounded by that of the files.
+    """
+    most = max((element_count(each.shape, each.name, where) for each in tensors.values()), default=0)
+    if largest > most or layers > len(tensors):
+        raise ModelError(
+            f"needs a weight of {largest} elements, and one in each of {layers} layers; "
+            f"the largest of {len(tensors)} tensors has {most} elements",
+            where=where,
+        )
 
 
 @dataclass(frozen=True)
 class StoredWeight:
     """A parameter in a checkpoint: calling it reads its elements, as float32, contiguous and read-only.
 
-    `convert` takes the arrays of all `tensors`.
+    `convert` makes it of the arrays of `tensor` and of `others`, see `WeightSource`.
     """
 
-    tensors: tuple[StoredTensor, ...]
+    tensor: StoredTensor
     convert: Callable[..., Array] = _unchanged
+    others: tuple[StoredTensor, ...] = ()
 
     def __call__(self) -> Array:
-        array = np.ascontiguousarray(self.convert(*(tensor.array() for tensor in self.tensors)), np.float32)
+        array = np.ascontiguousarray(self.convert(*(each.array() for each in self.tensors)), np.float32)
         array.setflags(write=False)
         return array
 
     @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        return (self.tensor, *self.others)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the parameter. ValueError if the shapes of the tensors do not fit the conversion."""
-        return self.convert(*(np.broadcast_to(np.int8(0), tensor.shape) for tensor in self.tensors)).shape
+        """The shape of the parameter. ValueError if the tensors' shapes do not fit the conversion."""
+        return self.convert(*(np.broadcast_to(_NOTHING, each.shape) for each in self.tensors)).shape
 
     @property
     def has_codes(self) -> bool:
-        return len(self.tensors) == 1 and can_split(self.tensors[0])
+        return not self.others and can_split(self.tensor)
 
     def codes(self) -> BlockCodes | None:
         """The elements as codes of few bits with scales; None if the file does not hold codes.
 
         The conversions of GGUF files move whole rows, so they apply to codes and scales alike.
         """
-        found = block_codes(self.tensors[0])
-        if found is None or not self.has_codes:
+        found = None if self.others else block_codes(self.tensor)
+        if found is None:
             return None
         offsets = None if found.offsets is None else self.convert(found.offsets)
         return replace(found, codes=self.convert(found.codes), scales=self.convert(found.scales), offsets=offsets)
@@ -107,20 +129,19 @@ class StoredWeight:
         """Rows of the elements, float32: only these are read from the file if the parameter is the tensor itself."""
         if self.convert is not _unchanged:
             return np.asarray(self()[numbers])
-        (tensor,) = self.tensors
-        rows = tensor.data.reshape(tensor.shape[0], -1)[numbers]
-        part = replace(tensor, shape=(len(numbers), *tensor.shape[1:]), data=rows.reshape(-1))
+        rows = self.tensor.data.reshape(self.tensor.shape[0], -1)[numbers]
+        part = replace(self.tensor, shape=(len(numbers), *self.tensor.shape[1:]), data=rows.reshape(-1))
         return part.array().astype(np.float32, copy=False)
 
 
 def _shape_of(stored: StoredWeight, where: str) -> tuple[int, ...]:
-    """The shape of a parameter. ModelError if the shapes of its tensors do not fit its conversion."""
-    for tensor in stored.tensors:
-        tensor.check()
+    """The shape of a parameter. ModelError if the tensor's shape does not fit its conversion."""
+    tensor = stored.tensor
+    for each in stored.tensors:
+        each.check()
     try:
         return stored.shape
     except ValueError:
-        tensor = stored.tensors[0]
         message = f"tensor '{tensor.name}' has shape {list(tensor.shape)}, which does not fit the settings"
         raise ModelError(message, where=where) from None
 

@@ -32,6 +32,7 @@ from lathe.core.nn.control import cond, while_loop
 from lathe.core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from lathe.core.nn.init import manual_seed, seeded
 from lathe.core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
+from lathe.core.nn.lora import LoRALinear, add_lora, merge_lora
 from lathe.core.nn.module import Module, ModuleDict, ModuleList, Sequential, recorded
 from lathe.core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from lathe.core.nn.parameter import Buffer, Parameter
@@ -67,6 +68,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LoRALinear",
     "LogSoftmax",
     "MaxPool1d",
     "MaxPool2d",
@@ -93,6 +95,7 @@ __all__ = [
     "Unflatten",
     "Upsample",
     "ZeroPad2d",
+    "add_lora",
     "after",
     "cat",
     "cond",
@@ -100,6 +103,7 @@ __all__ = [
     "functional",
     "init",
     "manual_seed",
+    "merge_lora",
     "recorded",
     "seeded",
     "stack",

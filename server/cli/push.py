@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lathe.server.api.management.schemas import Published, VersionDetail, VersionState
     from lathe.server.client import Client
 
+_LANGUAGE_MODEL = "lathe_language_model"  # the platform in a model's metadata: server/backends/language.py
+
 
 @with_connection
 def push(
@@ -133,6 +135,9 @@ def _signature(version: VersionDetail) -> tuple[Any, Any] | None:
 
 
 def _signature_lines(metadata: dict[str, Any], config: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    if metadata.get("platform") == _LANGUAGE_MODEL:
+        yield "batches", "yes: all texts share each run of the model"
+        return
     for side in ("inputs", "outputs"):
         yield side, ", ".join(format_tensor(spec) for spec in metadata[side])
     parameters = config.get("parameters", {})

@@ -106,4 +106,6 @@ def _recipe(job: Job, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of the evaluation: the test rows of the split in `record`, the training's metrics document."""
     training = record.get("recipe", job.order.recipe)
     recipe = {"data": training.get("data", {}), "rows": "test", "operators": False}
+    if "text" in training:
+        recipe["text"] = training["text"]
     return {**recipe, "dealt": record["classes"]} if record.get("classes") else recipe

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Metrics: TypeAlias = Mapping[str, Any]
 
-_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "rmse", "mse", "mae"})
+_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "perplexity", "rmse", "mse", "mae"})
 
 
 class _Table(BaseModel):
@@ -24,8 +24,8 @@ class _Table(BaseModel):
 class NotWorse(_Table):
     """A condition of a gate: `metric` is at most `by` worse than that of the version that the alias names now.
 
-    Both are measured on the same held-out rows. Lower is better for loss, log_loss, rmse, mse and mae, higher for other
-    metrics. The condition also holds if the alias names no version.
+    Both are measured on the same held-out rows. Lower is better for loss, log_loss, perplexity, rmse, mse and mae,
+    higher for other metrics. The condition also holds if the alias names no version.
     """
 
     metric: str = Field(min_length=1, max_length=64, description="Name of the metric, such as accuracy.")

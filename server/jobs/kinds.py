@@ -47,7 +47,7 @@ def _check_training(recipe: Mapping[str, Any]) -> None:
     """Check a recipe that trains a new model; raises ValueError."""
     parsed = _read_recipe(recipe)
     _check_teacher(parsed)
-    if hasattr(parsed.model, "parent") or hasattr(parsed.model, "onnx"):
+    if not hasattr(parsed.model, "architecture"):
         raise ValueError("model: expected an architecture; a job of kind finetune continues from a published version")
 
 

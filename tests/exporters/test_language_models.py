@@ -40,15 +40,14 @@ def ran(script: Path, *arguments: Any) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_the_recorded_numbers_are_those_of_transformers(tmp_path: Path) -> None:
-    ran(RECORDED / "make_transformers.py", tmp_path)
-    assert json.loads((tmp_path / "transformers.json").read_text()) == json.loads(
-        (RECORDED / "transformers.json").read_text()
-    )
-    found, expected = (np.load(folder / "transformers.npz") for folder in (tmp_path, RECORDED))
+@pytest.mark.parametrize("name", ["transformers", "encoder_decoders"])
+def test_the_recorded_numbers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    ran(RECORDED / f"make_{name}.py", tmp_path)
+    assert json.loads((tmp_path / f"{name}.json").read_text()) == json.loads((RECORDED / f"{name}.json").read_text())
+    found, expected = (np.load(folder / f"{name}.npz") for folder in (tmp_path, RECORDED))
     assert set(found) == set(expected)
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], 1e-4, 1e-4, err_msg=name)
+    for key in expected:
+        np.testing.assert_allclose(found[key], expected[key], 1e-4, 1e-4, err_msg=key)
 
 
 def test_the_recorded_blocks_are_those_of_the_package(tmp_path: Path) -> None:

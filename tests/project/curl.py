@@ -20,6 +20,7 @@ def content(argument: str | None) -> bytes | None:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-s", action="store_true")
+    parser.add_argument("-N", action="store_true")
     parser.add_argument("-X", dest="method")
     parser.add_argument("-H", dest="headers", action="append", default=[])
     parser.add_argument("-d", "--data-binary", dest="data")

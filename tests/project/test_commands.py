@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.server.generation.tiny_model import gguf_content
 from tests.server.running import free_port
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -37,12 +38,17 @@ def runnable(page: str) -> list[str]:
     """Whole commands, with continuation lines joined; without those that set up, serve, or take minutes."""
     lines = [line for block in blocks(page, "sh") for line in split_commands(block)]
     lines = [line for line in lines if not line.startswith(STARTED_ELSEWHERE) and "loadtest" not in line]
-    return [line for line in lines if not is_of_training_section(line)]
+    return [line for line in lines if not is_of_training_section(line) and not is_of_text_section(line)]
 
 
 def is_of_training_section(line: str) -> bool:
     """Whether a command belongs to the README's training section, which takes too long to run with the others."""
     return any(name in line for name in ("handwriting", "digits.npz", "digits-worse"))
+
+
+def is_of_text_section(line: str) -> bool:
+    """Whether a command belongs to the README's section on texts, whose model is a download."""
+    return "smollm" in line
 
 
 def split_commands(block: str) -> list[str]:
@@ -140,6 +146,20 @@ def test_every_command_of_the_page_works(page: str, checkout: Path, port: int) -
     assert len(commands) >= 3
     for command in commands:
         run(["sh", "-c", command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")], checkout, port)
+
+
+def test_the_readmes_language_model_answers(checkout: Path, port: int) -> None:
+    """With a small model in place of the download."""
+    lines = [line for block in blocks("README.md", "sh") for line in split_commands(block)]
+    *_, push, ask = [line for line in lines if is_of_text_section(line)]
+    (checkout / "tiny.gguf").write_bytes(gguf_content())
+    push, replaced = re.subn(r"\S+\.gguf", "tiny.gguf", push)
+    assert replaced == 1
+    run(["sh", "-c", f"{push} --url http://127.0.0.1:{port}"], checkout, port)
+    answer = run(["sh", "-c", ask.replace("127.0.0.1:8080", f"127.0.0.1:{port}")], checkout, port)
+    lines = [line for line in answer.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert orjson.loads(lines[0].removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
 from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
+from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
@@ -43,18 +44,19 @@ def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
 
 
 def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """An upper bound of the memory of a model in bytes: the weights of the compiled model, and the cache.
+    """The most memory that a model needs in bytes: its weights, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
-    sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return round(sum(sizes)) + options.cache_bytes
+    return sum(_weight_bytes(each, path.name) for each in tensors.values()) + options.cache_bytes
 
 
-def _element_bytes(tensor: StoredTensor) -> float:
-    """The bytes of an element in the compiled model: codes stay codes, at most 8 bits with a scale for every 16."""
-    return 1.25 if tensor.kind.startswith("Q") else 4
+def _weight_bytes(tensor: StoredTensor, where: str) -> int:
+    """The bytes of a weight: the compiled copy, and one that is read while it is made if the file has other numbers."""
+    elements = element_count(tensor.shape, tensor.name, where)
+    # Codes take a byte at most, and a scale and an offset of two bytes each for 16 elements or more.
+    return elements * 5 // 4 if can_split(tensor) else 2 * 4 * elements
 
 
 class TextGenerator:

@@ -12,7 +12,7 @@ from lathe.core.errors import DataError
 from lathe.core.train.data.budget import DEFAULT_MAX_BYTES
 from lathe.core.train.data.dataset import Column, Dataset, Rows, Values
 from lathe.core.train.data.examples import default_target
-from lathe.core.train.data.formats import Format, open_dataset
+from lathe.core.train.data.formats import DOCUMENT_FORMATS, Format, open_dataset
 from lathe.core.train.data.targets import class_targets
 
 _MAX_PROBLEMS = 20
@@ -59,6 +59,8 @@ def _problems(dataset: Dataset) -> list[str]:
 
     Reads all values; DataError if one cannot be read.
     """
+    if dataset.format in DOCUMENT_FORMATS:
+        return []  # opening them has read and checked each document
     left_out = [f"column '{column}' is left out: it {reason}" for column, reason in dataset.left_out.items()]
     missing = [values for column in dataset.columns.values() if (values := _missing_values(dataset, column)).rows]
     return left_out + [_text(dataset, values) for values in missing[:_MAX_PROBLEMS]]
@@ -112,7 +114,9 @@ def _classes(dataset: Dataset, target: str) -> tuple[list[str] | None, list[str]
     The names are None if the target is no class, if it has more distinct values than `_MAX_CLASSES` or than half of the
     rows (two are always allowed), or if a value has more than `_MAX_NAME_LENGTH` characters.
     """
-    if dataset.columns[target].dtype.is_float or dataset.columns[target].is_sequence:
+    if dataset.format in DOCUMENT_FORMATS or dataset.columns[target].dtype.is_float:
+        return None, []
+    if dataset.columns[target].is_sequence:
         return None, []
     try:
         names, indices = class_targets(dataset, target, None)

@@ -17,8 +17,18 @@ from lathe.core.train.data.location import Location
 from lathe.core.train.data.members import DAMAGE_ERRORS, Members, members_of
 from lathe.core.train.data.npz import open_npz
 from lathe.core.train.data.parquet import read_parquet
+from lathe.core.train.data.text_file import (
+    LINES_SUFFIXES,
+    TEXT_SUFFIXES,
+    is_documents,
+    is_json_lines,
+    open_json_lines,
+    open_text,
+)
 
-Format: TypeAlias = Literal["npz", "idx", "csv", "parquet", "images"]
+Format: TypeAlias = Literal["npz", "idx", "csv", "parquet", "images", "text", "jsonl"]
+
+DOCUMENT_FORMATS = frozenset({"text", "jsonl"})  # their rows are documents, which only language models learn from
 
 _MAGIC = {b"PAR1": "parquet", b"\x1f\x8b": "csv"}
 # Text files with these suffixes are taken as CSV. Uploads have no suffix.
@@ -65,7 +75,12 @@ def _detect(location: Location) -> str:
     for magic, format in _MAGIC.items():
         if head.startswith(magic):
             return format
-    if location.path.suffix.lower() not in _TEXT_SUFFIXES:
+    suffix = location.path.suffix.lower()
+    if suffix in LINES_SUFFIXES or (not suffix and is_json_lines(head)):
+        return "jsonl"
+    if suffix in TEXT_SUFFIXES and suffix not in _TEXT_SUFFIXES:
+        return "text"
+    if suffix not in _TEXT_SUFFIXES:
         raise _unknown(location, f'; `format = "csv"` in a recipe\'s [data] reads a {location.path.suffix} file as CSV')
     if head and b"\0" not in head:
         return "csv"
@@ -79,6 +94,8 @@ def _detect_members(location: Location, members: Members) -> str:
         return "idx"
     if images.is_images(members):
         return "images"
+    if documents := is_documents(members):
+        return documents
     table = tables.format_of(members)
     if table is None:
         raise _unknown(location)
@@ -97,7 +114,7 @@ def check_format(path: Path) -> None:
 
 
 def _unknown(location: Location, hint: str = "") -> DataError:
-    known = "NumPy arrays (.npz), IDX files, CSV, Parquet, folders of images"
+    known = "NumPy arrays (.npz), IDX files, CSV, Parquet, JSON Lines, folders of images or text files"
     return location.error(f"unknown format, expected {known}{hint}")
 
 
@@ -111,4 +128,6 @@ _READERS: dict[str, Callable[[Location], Dataset]] = {
     "images": _with_members(images.open_images),
     "csv": lambda location: tables.open_tables(location, read_csv),
     "parquet": lambda location: tables.open_tables(location, read_parquet),
+    "text": open_text,
+    "jsonl": open_json_lines,
 }

@@ -10,7 +10,7 @@ from typing import Any
 from lathe.core.section import Section
 from lathe.core.train.recipe.recipe import Recipe
 
-_TAGS = ("kind", "architecture", "onnx", "parent")  # keys that tell alternative tables apart
+_TAGS = ("kind", "architecture", "onnx", "pretrained", "parent")  # keys that tell alternative tables apart
 
 Schema = Mapping[str, Any]
 

@@ -16,6 +16,7 @@ from lathe.core.ir.graph import Graph
 from lathe.core.ir.text import Weights, parse_graph, print_graph
 from lathe.core.ir.verify import verify
 from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.train.text.language import KEY, Language, parse_language
 
 _TEXT, _WEIGHTS = "graph.lir", "weights.bin"
 _KEY = "classes"  # among the model's metadata: a JSON list of names
@@ -23,10 +24,11 @@ _KEY = "classes"  # among the model's metadata: a JSON list of names
 
 @dataclass(frozen=True)
 class Parent:
-    """A model to fine-tune, and its class names if they are known."""
+    """A model to fine-tune, its class names if they are known, and what a language model needs besides its weights."""
 
     model: Graph
     classes: tuple[str, ...] | None = None
+    language: Language | None = None
 
 
 def graph_files(graph: Graph) -> dict[str, bytes]:
@@ -47,7 +49,7 @@ def read_parent(path: Path) -> Parent:
         verify(graph, "reading a graph")
         return Parent(graph)
     data = path.read_bytes()
-    return Parent(load(data), classes_of(data))
+    return Parent(load(data), classes_of(data), language_of(data))
 
 
 def _read_text(path: Path) -> str:
@@ -64,6 +66,24 @@ def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:
     proto = onnx.load_model_from_string(model)
     onnx.helper.set_model_props(proto, {_KEY: json.dumps(list(classes))})
     return bytes(proto.SerializeToString())
+
+
+def with_language(model: bytes, language: Language | None) -> bytes:
+    """The ONNX model with a language as its only metadata; unchanged for None. DecodeError for invalid bytes."""
+    if language is None:
+        return model
+    proto = onnx.load_model_from_string(model)
+    onnx.helper.set_model_props(proto, {KEY: language.dump()})
+    return bytes(proto.SerializeToString())
+
+
+def language_of(model: bytes) -> Language | None:
+    """The language in an ONNX model's metadata; None without any. ModelError if it or the file is invalid."""
+    try:
+        props = {entry.key: entry.value for entry in onnx.load_model_from_string(model).metadata_props}
+    except DecodeError as error:
+        raise ModelError(f"has metadata that cannot be read: {error}", where="model") from None
+    return parse_language(props[KEY]) if KEY in props else None
 
 
 def classes_of(model: bytes) -> tuple[str, ...] | None:

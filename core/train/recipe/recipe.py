@@ -85,7 +85,8 @@ class Data(Section):
     """The input and target columns, and the split of rows into training, validation and test."""
 
     format: Format | None = Field(
-        default=None, description="`npz`, `idx`, `csv`, `parquet` or `images`; by default detected from the files."
+        default=None,
+        description="`npz`, `idx`, `csv`, `parquet`, `images`, `text` or `jsonl`; by default detected from the files.",
     )
     inputs: dict[str, str | Names] | None = Field(
         default=None,
@@ -157,22 +158,60 @@ class ParentModel(Section):
     )
 
 
+class PretrainedModel(Section):
+    """A language model from a Hugging Face folder or a GGUF file, whose weights are trained further."""
+
+    pretrained: str = Field(
+        min_length=1,
+        description="Train this language model further, a Hugging Face folder or a GGUF file; its path is relative to "
+        "the recipe. Not in jobs.",
+    )
+    trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
+
+
 def _model_kind(model: object) -> str | None:
     """The key that tells which kind of model the table is; None without one. The discriminator of `Model`."""
     keys = model if isinstance(model, Mapping) else getattr(model, "__dict__", ())
-    return next((key for key in ("architecture", "onnx", "parent") if key in keys), None)
+    return next((key for key in ("architecture", "onnx", "pretrained", "parent") if key in keys), None)
 
 
 Model: TypeAlias = Annotated[
     Annotated[Architecture, Tag("architecture")]
     | Annotated[OnnxModel, Tag("onnx")]
+    | Annotated[PretrainedModel, Tag("pretrained")]
     | Annotated[ParentModel, Tag("parent")],
     Discriminator(
         _model_kind,
         custom_error_type="model",
-        custom_error_message="expected one of the keys `architecture`, `onnx` and `parent`",
+        custom_error_message="expected one of the keys `architecture`, `onnx`, `pretrained` and `parent`",
     ),
 ]
+
+
+class Text(Section):
+    """How the documents of a language model become rows of tokens."""
+
+    length: int = Field(default=256, ge=2, le=1 << 17, description="Tokens of a row.")
+    tokenizer: Literal["bpe", "characters"] = Field(
+        default="bpe",
+        description="Tokenizer of a new model, trained on the training documents: byte-level BPE, or a token for each "
+        "character. A model to fine-tune has its own.",
+    )
+    vocabulary: int = Field(default=4096, ge=257, le=1 << 20, description="Most tokens of a tokenizer of kind `bpe`.")
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA) of a language model: they alone are trained, and merged into the result."""
+
+    rank: int = Field(default=8, ge=1, le=4096, description="Rank of the adapters.")
+    alpha: float | None = Field(
+        default=None, gt=0, description="Adapters are multiplied by alpha / rank; by default twice the rank."
+    )
+    layers: Names = Field(
+        default=("q_proj", "v_proj"),
+        description="Name patterns of the linear layers that get adapters (`*`, `?`): whole paths or last names, among "
+        "`q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.",
+    )
 
 
 class Clip(Section):
@@ -213,7 +252,8 @@ class Recipe(Section):
 
     data: Data = Field(default=Data(), description="Columns and split of the data.")
     model: Model = Field(
-        description="The model to train: an architecture and its settings, an ONNX file, or the job's version."
+        description="The model to train: an architecture and its settings, an ONNX file, a language model, or "
+        "the job's version."
     )
     preprocess: tuple[Preprocess, ...] = Field(
         default=(),
@@ -222,6 +262,10 @@ class Recipe(Section):
     )
     augment: tuple[Transform, ...] = Field(
         default=(), strict=False, description="Data augmentation: random changes of images, in training only."
+    )
+    text: Text = Field(default=Text(), description="Language models: how documents become rows of tokens.")
+    lora: Lora | None = Field(
+        default=None, description="Language models: train low-rank adapters (LoRA) instead of the weights."
     )
     loss: Loss | None = Field(
         default=None, description="Loss function; by default `cross_entropy` for classes, `mse` for numbers."

@@ -22,9 +22,11 @@ from lathe.core.train.recipe.data_selection import (
     split_of,
     with_all_classes,
 )
+from lathe.core.train.recipe.language_setup import is_language_recipe, set_up_language
 from lathe.core.train.recipe.parent_model import Parent
-from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, PretrainedModel, Recipe, RecipeError
 from lathe.core.train.recipe.training_compression import PARENT, Compression, Pruner
+from lathe.core.train.text.language_task import ADAPTER_WEIGHTS, LanguageTask
 from lathe.core.train.training_step import losses
 from lathe.core.train.training_step.distillation import Distillation
 from lathe.core.train.training_step.live_model import LiveModel
@@ -61,6 +63,7 @@ class TrainingSetup:
     `model` takes rows of the dataset. The model of `learner` has the same weights, and takes the batches of `loader`,
     whose types can differ because of augmentation. `evaluation` runs `model` on the weights of `learner`. The owner
     closes `learner`. `compression` makes the result from the trained model. `pruner`, if any, is called after updates.
+    `task` is that of a language model.
     """
 
     recipe: Recipe
@@ -72,6 +75,7 @@ class TrainingSetup:
     resources: Resources
     compression: Compression
     pruner: Pruner | None
+    task: LanguageTask | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -109,7 +113,12 @@ def set_up_training(
     ModelError if recipe, data and parent do not fit together, or if the device of the recipe does not exist
     (UnsupportedError, a ModelError).
     """
-    examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
+    base = _parent(recipe, parent)
+    if is_language_recipe(recipe, base):
+        return _set_up_language_training(recipe, dataset, base, resources)
+    if recipe.lora is not None:
+        raise RecipeError("lora: adapters need a language model")
+    examples = examples_for(recipe.data, dataset, base, cast=not recipe.preprocess)
     parts = split_of(recipe.data, examples)
     model = _model(recipe, examples, parts.train, parent)
     examples, loss = with_all_classes(examples, model), _loss(recipe, examples)
@@ -125,6 +134,21 @@ def set_up_training(
     learner = _learner(recipe, taking(model, inputs), taught, parts.train, resources, pruner)
     evaluation = LiveModel(learner, recipe.average is not None, model, loss)
     return TrainingSetup(recipe, examples, parts, model, learner, evaluation, resources, compression, pruner)
+
+
+def _set_up_language_training(
+    recipe: Recipe, dataset: Dataset, parent: Parent | None, resources: Resources
+) -> TrainingSetup:
+    """`set_up_training` for a language model. Its model has rows of one length: the result takes any."""
+    found = set_up_language(recipe, dataset, parent)
+    model, rows = found.task.graph(recipe.text.length), found.split.train
+    _check_recipe(recipe, found.examples, len(rows))
+    learner = _learner(recipe, model, losses.NextToken(), rows, resources, None)
+    evaluation = LiveModel(learner, recipe.average is not None, model, losses.NextToken())
+    compression = Compression(None, None)
+    return TrainingSetup(
+        recipe, found.examples, found.split, model, learner, evaluation, resources, compression, None, found.task
+    )
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -149,7 +173,7 @@ def _parent(recipe: Recipe, parent: Parent | None) -> Parent | None:
 
     RecipeError if the recipe needs one and there is none.
     """
-    if not isinstance(recipe.model, OnnxModel | ParentModel):
+    if not isinstance(recipe.model, OnnxModel | PretrainedModel | ParentModel):
         return None
     if parent is None:
         raise RecipeError("model: expected a model to fine-tune, and none was given")
@@ -229,7 +253,7 @@ def _learner(
         clip=Clip(recipe.clip.norm, recipe.clip.value) if recipe.clip else NO_CLIP,
         accumulate=recipe.accumulate,
         average=recipe.average,
-        trainable=_trainable(model, getattr(recipe.model, "trainable", ("*",))),
+        trainable=_trainable(model, _trainable_names(recipe)),
         held=pruner.names if pruner is not None else (),
         seed=recipe.seed,
         device=recipe.device,
@@ -238,6 +262,11 @@ def _learner(
         threads=resources.threads,
         cache_dir=resources.cache_dir,
     )
+
+
+def _trainable_names(recipe: Recipe) -> Sequence[str]:
+    """The name patterns of the weights to train."""
+    return ADAPTER_WEIGHTS if recipe.lora is not None else getattr(recipe.model, "trainable", ("*",))
 
 
 def _trainable(model: Graph, patterns: Sequence[str]) -> Trainable:

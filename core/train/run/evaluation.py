@@ -22,8 +22,9 @@ from lathe.core.errors import DataError
 from lathe.core.section import Section
 from lathe.core.train.data import Dataset, Examples, Rows
 from lathe.core.train.recipe.data_selection import check_classes, dataset_for, examples_for, split_of, with_all_classes
+from lathe.core.train.recipe.language_setup import language_examples
 from lathe.core.train.recipe.parent_model import Parent, read_parent
-from lathe.core.train.recipe.recipe import Data, Names, parse_section
+from lathe.core.train.recipe.recipe import Data, Names, Text, parse_section
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.report import slowest_operators
 from lathe.core.train.run import events, result
@@ -40,6 +41,7 @@ class EvaluationRequest(Section):
     rows: Literal["all", "train", "validation", "test"] = Field(
         default="all", description="Rows to evaluate on: all, or a part of the split that `data` describes."
     )
+    text: Text = Field(default=Text(), description="Language models: how documents become rows of tokens.")
     batch: int = Field(default=256, ge=1, le=1 << 20, description="Rows per run.")
     classes: Names | None = Field(
         default=None, description="Class names in the order of the model's outputs; by default those in its file."
@@ -84,13 +86,9 @@ def evaluate(
     do not fit together, or if the split has no such rows.
     """
     began, parent = perf_counter(), read_parent(model)
-    base = Parent(parent.model, request.classes or parent.classes)
-    examples = examples_for(request.data, dataset, base)
-    check_classes(parent.model.outputs[0].tensor, examples)
-    rows = _rows(request, dataset, parent, examples)
+    examples, rows = _examples(request, dataset, parent)
     if not len(rows):
         raise DataError(f"the split has no rows for '{request.rows}'", file=dataset.name)
-    examples = with_all_classes(examples, parent.model)
     outcome = _run(model, examples, rows, request.batch, resources, stop)
     record: dict[str, Any] = {
         "metrics": outcome.metrics,
@@ -105,6 +103,18 @@ def evaluate(
     if request.operators:
         record["operators"] = slowest_operators(model, threads=resources.threads)
     return {**record, "seconds": round(perf_counter() - began, 3)}
+
+
+def _examples(request: EvaluationRequest, dataset: Dataset, parent: Parent) -> tuple[Examples, Rows]:
+    """The examples, and the numbers of the rows to evaluate on."""
+    if parent.language is not None:
+        tokens, parts = language_examples(request.text, request.data, dataset, parent.language)
+        return tokens, np.arange(len(tokens)) if request.rows == "all" else getattr(parts, request.rows)
+    base = Parent(parent.model, request.classes or parent.classes)
+    examples = examples_for(request.data, dataset, base)
+    check_classes(parent.model.outputs[0].tensor, examples)
+    rows = _rows(request, dataset, parent, examples)
+    return with_all_classes(examples, parent.model), rows
 
 
 def _rows(request: EvaluationRequest, dataset: Dataset, parent: Parent, examples: Examples) -> Rows:

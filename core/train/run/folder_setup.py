@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lathe.core.errors import LatheError
+from lathe.core.frontends.export import export
 from lathe.core.ir.graph import Graph
+from lathe.core.language.language_model import load_language_model
 from lathe.core.train.recipe import recipe
-from lathe.core.train.recipe.recipe import OnnxModel, Recipe, RecipeError
+from lathe.core.train.recipe.parent_model import with_language
+from lathe.core.train.recipe.recipe import OnnxModel, PretrainedModel, Recipe, RecipeError
 from lathe.core.train.run import work_folder
+from lathe.core.train.text.language import language_of_model
 
 
 class FolderError(LatheError):
@@ -67,7 +71,18 @@ def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None)
     if isinstance(config.model, OnnxModel):
         path = file.parent / config.model.onnx
         return lambda: _read_model(path, file)
+    if isinstance(config.model, PretrainedModel):
+        source = file.parent / config.model.pretrained
+        return lambda: _read_pretrained(source, file)
     return parent.read_bytes if parent is not None else None
+
+
+def _read_pretrained(path: Path, file: Path) -> bytes:
+    """A language model as an ONNX file that has its tokenizer, too."""
+    if not path.exists():
+        raise RecipeError(f"{file}: model.pretrained: there is no file or folder '{path}'")
+    model = load_language_model(path)
+    return with_language(export(model.graph), language_of_model(model))
 
 
 def _read_model(path: Path, file: Path) -> bytes:

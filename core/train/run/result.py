@@ -1,6 +1,7 @@
 """The result of a training: the exported model and its metrics, in a folder that is written in one step.
 
 result/model.onnx       the trained model
+result/config.json ...   of a language model: the files of a Hugging Face folder, which `result` is then as well
 result/metrics.json     metrics on the test rows by the exported model compiled for serving; recipe, digest of the
                         data, classes, seed and version of Lathe
 """
@@ -16,7 +17,7 @@ from typing import Any
 from lathe.core.compiler.compile import compile
 from lathe.core.frontends.export import export
 from lathe.core.ir.graph import Graph
-from lathe.core.train.recipe.parent_model import with_classes
+from lathe.core.train.recipe.parent_model import with_classes, with_language
 from lathe.core.train.recipe.training_setup import TrainingSetup
 from lathe.core.train.run.durable_files import write_folder
 from lathe.core.train.run.scores import Scores, compute_scores
@@ -47,12 +48,17 @@ def write_result(
     `facts` are further entries of metrics.json. Stopped if `stop` returns true before a batch of the test, OSError if
     there is no disk space. In both cases there is no result.
     """
-    model = with_classes(export(trained), assembly.examples.classes)
+    files: dict[str, bytes] = {}
+    if assembly.task is not None:
+        trained, files = assembly.task.finish(trained)
+        model = with_language(export(trained), assembly.task.language)
+    else:
+        model = with_classes(export(trained), assembly.examples.classes)
     tested = _test_scores(model, assembly, stop)
     record = {"metrics": tested.metrics, **facts, **_provenance(assembly)}
     if tested.confusion is not None:
         record["confusion"] = tested.confusion.tolist()
-    write_folder(folder / FOLDER, {MODEL: model, METRICS: json.dumps(record, indent=1).encode()})
+    write_folder(folder / FOLDER, {MODEL: model, **files, METRICS: json.dumps(record, indent=1).encode()})
     return record
 
 

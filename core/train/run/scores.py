@@ -10,9 +10,12 @@ from lathe.core.errors import DataError
 from lathe.core.train.data import Examples, Loader, Rows
 from lathe.core.train.data.dataset import Values
 from lathe.core.train.data.features import has_same_order
-from lathe.core.train.run.metrics import Matrix, metric_collector
+from lathe.core.train.run.metrics import Matrix, MetricCollector, metric_collector
+from lathe.core.train.run.token_metrics import TokenMetrics
+from lathe.core.train.text.token_examples import TokenExamples
 from lathe.core.train.training_step.step_graph import LOSS, TARGET
 
+_MOST_LOGITS = 1 << 24  # of a run: 64 MiB, and as many bytes again for each array that the metrics make of them
 RunFunction = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -40,7 +43,7 @@ def compute_scores(
     loss over all rows is a metric, too. Stopped if `stop`, called before each batch, returns true. DataError if there
     are no rows, if a row cannot be read, or if the output does not have the shape that the targets need.
     """
-    collector = metric_collector(len(examples.classes) if examples.classes else None)
+    collector, batch = _collector(examples), _rows_at_once(examples, batch)
     total = 0.0
     with Loader(examples, rows, batch, shuffle=False, workers=0) as loader:
         for feeds in loader.epoch(0):
@@ -55,6 +58,19 @@ def compute_scores(
     return Scores(losses | collector.values(), collector.confusion)
 
 
+def _collector(examples: Examples) -> MetricCollector:
+    if isinstance(examples, TokenExamples):
+        return TokenMetrics()
+    return metric_collector(len(examples.classes) if examples.classes else None)
+
+
+def _rows_at_once(examples: Examples, batch: int) -> int:
+    """Rows of a run: `batch`, but fewer for a language model whose logits would need more than 64 MiB."""
+    if not isinstance(examples, TokenExamples):
+        return batch
+    return max(1, min(batch, _MOST_LOGITS // (examples.target.shape[0] * examples.vocabulary)))
+
+
 def _check_output(values: Values, target: Values, examples: Examples, output: str) -> None:
     """DataError unless the model's output has the shape and the type that the metrics need.
 
@@ -62,7 +78,10 @@ def _check_output(values: Values, target: Values, examples: Examples, output: st
     not matter, and a vector passes for a shape of as many elements.
     """
     sizes, needed = values.shape[1:], target.shape[1:]
-    if examples.classes is not None:
+    if isinstance(examples, TokenExamples):
+        needed = (*needed, examples.vocabulary)
+        fits = sizes == needed
+    elif examples.classes is not None:
         fits = sizes[:1] == (len(examples.classes),) and has_same_order(sizes[1:], needed)
         needed = (len(examples.classes), *needed)
     else:

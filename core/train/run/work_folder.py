@@ -25,7 +25,7 @@ from lathe.core.train.data import Dataset
 from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.data_selection import dataset_for
 from lathe.core.train.recipe.parent_model import graph_files, read_parent
-from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe
+from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, PretrainedModel, Recipe
 from lathe.core.train.recipe.training_compression import is_parent
 from lathe.core.train.recipe.training_setup import DEFAULT_RESOURCES, Resources
 from lathe.core.train.run import checkpoint, events, result
@@ -130,7 +130,7 @@ def _fit(
 ) -> FitRun:
     config = recipe.from_json((folder / RECIPE).read_bytes())
     path = sources.parent or next(filter(Path.exists, (folder / GRAPH, folder / PARENT)), folder / PARENT)
-    needs_parent = isinstance(config.model, OnnxModel | ParentModel) or is_parent(config.distil)
+    needs_parent = isinstance(config.model, OnnxModel | PretrainedModel | ParentModel) or is_parent(config.distil)
     parent = read_parent(path) if needs_parent and path.exists() else None
     teacher = read_parent(folder / TEACHER).model if (folder / TEACHER).exists() else None
     dataset = sources.dataset if isinstance(sources, OpenSources) else dataset_for(config.data, sources.dataset)

@@ -53,6 +53,30 @@ class CrossEntropy:
         return loss * (1 - self.label_smoothing) - _mean(uniform) * self.label_smoothing
 
 
+IGNORED = -100  # the target of a token that does not count, as in PyTorch's CrossEntropyLoss
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Cross entropy of logits [N, L, C] and the tokens that follow, int64 [N, L]: the mean over the tokens that count.
+
+    A token with the target -100 does not count, such as one of a prompt; PyTorch's CrossEntropyLoss with its
+    `ignore_index`. Without a token that counts the loss is 0.
+    """
+
+    def target(self, output: TensorType) -> TensorType:
+        return TensorType(DType.INT64, output.dims[:-1])
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        count = output.shape[-1]
+        if not isinstance(count, int):
+            raise UnsupportedError(f"the number of tokens is {count}, expected a number", where=f"%{output.value.name}")
+        tokens = output.writer.array(np.arange(count))
+        chosen = target.unsqueeze(2).equals(tokens).where(output.op("LogSoftmax", axis=-1), 0.0)
+        counted = (target >= 0).cast(DType.FLOAT32).sum(keepdims=False)
+        return -chosen.sum(keepdims=False) / counted.op("Max", 1.0)
+
+
 @dataclass(frozen=True)
 class NegativeLogLikelihood:
     """Negative log-likelihood of log-probabilities [N, C, D1..] and class indices [N, D1..]; PyTorch's NLLLoss.

@@ -11,6 +11,7 @@ from lathe import nn
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import TensorType, symbol
+from lathe.core.train.zoo.decoder import Decoder
 from lathe.core.train.zoo.lenet import LeNet5
 from lathe.core.train.zoo.mlp import MLP
 from lathe.core.train.zoo.resnet import ResNetSmall
@@ -18,6 +19,7 @@ from lathe.core.train.zoo.settings import Row, Settings
 from lathe.core.train.zoo.transformer import TransformerEncoder
 
 ARCHITECTURES: dict[str, type[Settings]] = {
+    "decoder": Decoder,
     "lenet5": LeNet5,
     "mlp": MLP,
     "resnet-small": ResNetSmall,
@@ -26,7 +28,7 @@ ARCHITECTURES: dict[str, type[Settings]] = {
 
 # The type of a field of a recipe, discriminated by `architecture`.
 Architecture: TypeAlias = Annotated[
-    LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
+    Decoder | LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lathe.core.language.generation.request import GenerationRequest
-from lathe.core.language.recomputing_runner import RecomputingRunner
 from lathe.core.language.sampling import Sampler
+from tests.core.language.generation.recomputing_runner import RecomputingRunner
 
 VOCABULARY = 64
 

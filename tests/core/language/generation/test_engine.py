@@ -15,12 +15,12 @@ import lathe
 from lathe.core.errors import FeedError
 from lathe.core.language.generation.engine import Closed, Engine
 from lathe.core.language.generation.request import End, GenerationRequest, Progress
-from lathe.core.language.recomputing_runner import RecomputingRunner, recomputing_runner
 from lathe.core.language.sampling import SamplingSettings
 from lathe.core.language.token_runner import Chunk
 from tests.core.language.checkpoints import NEW, PROMPT
 from tests.core.language.families import EXPECTED, write_folder
 from tests.core.language.generation.hashed_model import VOCABULARY, alone, decode, runner
+from tests.core.language.generation.recomputing_runner import RecomputingRunner, recomputing_runner
 
 GREEDY = SamplingSettings(temperature=0)
 

@@ -1,0 +1,207 @@
+"""T5 (Raffel et al., 2020) as an `nn.Module`: an encoder and a decoder with relative position biases.
+
+Parameters have the names of T5 in the library Transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lathe.core.errors import ModelError
+from lathe.core.language.decoder import ACTIVATIONS
+from lathe.core.language.head_attention import attend_heads, joined_heads, positions_of, split_heads
+from lathe.core.language.relative_bias import bucket_table, relative_bias
+from lathe.core.nn import functional as F
+from lathe.core.nn.linear import Embedding, Linear
+from lathe.core.nn.module import Module, ModuleList
+from lathe.core.nn.norm import RMSNorm
+from lathe.core.nn.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class T5Settings:
+    """The settings of a T5. `start` is the token with which the decoder begins.
+
+    Distances of positions fall into `buckets`, those of `distance` and more into the last. `gated`: the feed-forward
+    network multiplies its activation by a second projection (T5 1.1). `scaled`: the decoder's results are divided by
+    the root of `width` before the last product. `tied`: that product has the weights of the embedding. ModelError for
+    buckets that cannot be divided.
+    """
+
+    family: str
+    vocabulary: int
+    width: int
+    heads: int
+    head_size: int
+    feedforward: int
+    encoder_layers: int
+    decoder_layers: int
+    buckets: int
+    distance: int
+    epsilon: float
+    activation: str
+    gated: bool
+    scaled: bool
+    tied: bool
+    start: int
+
+    def __post_init__(self) -> None:
+        if self.buckets % 4 or self.distance <= self.buckets // 2:
+            message = f"expected a multiple of 4 buckets, and a distance above half of them, got {self.buckets}"
+            raise ModelError(f"{message} and {self.distance}", where=self.family)
+
+    @property
+    def layers(self) -> int:
+        return self.encoder_layers + self.decoder_layers
+
+    @property
+    def largest_weight(self) -> int:
+        """The number of elements of the largest weight."""
+        return self.width * max(self.vocabulary, self.heads * self.head_size, self.feedforward)
+
+
+class T5(Module):
+    """Tokens of the source and of the beginning of the target, int64 [batch, length] -> logits of the next token.
+
+    Logits are float32 [batch, target length, vocabulary]. All source tokens count: there is no mask for padding.
+    """
+
+    def __init__(self, settings: T5Settings) -> None:
+        self.settings = settings
+        self.shared = Embedding(settings.vocabulary, settings.width)
+        self.encoder, self.decoder = Stack(settings, False), Stack(settings, True)
+        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocabulary, bias=False)
+
+    def encode(self, input_ids: Tensor) -> Tensor:
+        """Source tokens -> float32 [batch, length, width]."""
+        self.expect(input_ids.ndim == 2, "token ids [batch, length]", input_ids)
+        found: Tensor = self.encoder(self.shared(input_ids), None)
+        return found
+
+    def decode(self, decoder_input_ids: Tensor, encoded: Tensor) -> Tensor:
+        """Target tokens and the result of `encode` -> logits."""
+        self.expect(decoder_input_ids.ndim == 2, "token ids [batch, length]", decoder_input_ids)
+        x: Tensor = self.decoder(self.shared(decoder_input_ids), encoded)
+        if self.settings.scaled:
+            x = x * self.settings.width**-0.5
+        return F.linear(x, self.shared.weight) if self.lm_head is None else self.lm_head(x)
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
+        return self.decode(decoder_input_ids, self.encode(input_ids))
+
+
+class Stack(Module):
+    """The layers of an encoder or a decoder: [batch, length, width] -> same. A decoder reads the encoder's results."""
+
+    def __init__(self, settings: T5Settings, is_decoder: bool) -> None:
+        count = settings.decoder_layers if is_decoder else settings.encoder_layers
+        self.is_decoder = is_decoder
+        self.block = ModuleList(Block(settings, is_decoder, number == 0) for number in range(count))
+        self.final_layer_norm = RMSNorm(settings.width, settings.epsilon)
+
+    def forward(self, x: Tensor, encoded: Tensor | None) -> Tensor:
+        positions = positions_of(x)
+        bias = self._bias(positions)
+        for block in self.block:
+            x = block(x, bias, positions if self.is_decoder else None, encoded)
+        return self.final_layer_norm(x)
+
+    def _bias(self, positions: Tensor) -> Tensor:
+        """The biases of scores in all layers: the first layer has their weights."""
+        block = self.block[0]
+        assert isinstance(block, Block)
+        return block.attention.bias(positions)
+
+
+class Block(Module):
+    """Self-attention, in a decoder attention to the encoder, and a feed-forward network."""
+
+    def __init__(self, settings: T5Settings, is_decoder: bool, is_first: bool) -> None:
+        crossing = [CrossAttention(settings)] if is_decoder else []
+        self.layer = ModuleList([SelfAttention(settings, is_decoder, is_first), *crossing, FeedForward(settings)])
+
+    @property
+    def attention(self) -> BiasedAttention:
+        """The self-attention of the first block."""
+        own = self.layer[0]
+        assert isinstance(own, SelfAttention) and isinstance(own.SelfAttention, BiasedAttention)
+        return own.SelfAttention
+
+    def forward(self, x: Tensor, bias: Tensor, causal: Tensor | None, encoded: Tensor | None) -> Tensor:
+        own, *crossing, feed = self.layer
+        x = own(x, bias, causal)
+        for layer in crossing:
+            x = layer(x, encoded)
+        return feed(x)
+
+
+class SelfAttention(Module):
+    def __init__(self, settings: T5Settings, is_decoder: bool, is_first: bool) -> None:
+        self.SelfAttention = BiasedAttention(settings, not is_decoder) if is_first else Attention(settings)
+        self.layer_norm = RMSNorm(settings.width, settings.epsilon)
+
+    def forward(self, x: Tensor, bias: Tensor, causal: Tensor | None) -> Tensor:
+        own = self.layer_norm(x)
+        return x + self.SelfAttention(own, own, bias, causal)
+
+
+class CrossAttention(Module):
+    def __init__(self, settings: T5Settings) -> None:
+        self.EncDecAttention = Attention(settings)
+        self.layer_norm = RMSNorm(settings.width, settings.epsilon)
+
+    def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
+        return x + self.EncDecAttention(self.layer_norm(x), encoded, None, None)
+
+
+class FeedForward(Module):
+    def __init__(self, settings: T5Settings) -> None:
+        self.DenseReluDense = Dense(settings)
+        self.layer_norm = RMSNorm(settings.width, settings.epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.DenseReluDense(self.layer_norm(x))
+
+
+class Attention(Module):
+    """Attention of `x` to `source`, without scaling of the scores."""
+
+    def __init__(self, settings: T5Settings) -> None:
+        self.heads, inner = settings.heads, settings.heads * settings.head_size
+        self.q, self.k, self.v = (Linear(settings.width, inner, bias=False) for _ in range(3))
+        self.o = Linear(inner, settings.width, bias=False)
+
+    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None, causal: Tensor | None) -> Tensor:
+        query, key, value = (split_heads(y, self.heads) for y in (self.q(x), self.k(source), self.v(source)))
+        return self.o(joined_heads(attend_heads(query, key, value, 1, bias, causal)))
+
+
+class BiasedAttention(Attention):
+    """The first self-attention of a stack, which has the biases of all layers."""
+
+    def __init__(self, settings: T5Settings, both_ways: bool) -> None:
+        super().__init__(settings)
+        self.table = bucket_table(settings.buckets, settings.distance, both_ways)
+        self.relative_attention_bias = Embedding(settings.buckets, settings.heads)
+
+    def bias(self, positions: Tensor) -> Tensor:
+        """The biases of scores among tokens at these positions, int64 [length]: [1, heads, length, length]."""
+        return relative_bias(self.relative_attention_bias, self.table, positions, positions)
+
+
+class Dense(Module):
+    """activation(x A) B, or with `gated` settings (activation(x G) * x A) B: [..., width] -> same."""
+
+    def __init__(self, settings: T5Settings) -> None:
+        width, hidden = settings.width, settings.feedforward
+        self.activation = ACTIVATIONS[settings.activation]
+        if settings.gated:
+            self.wi_0, self.wi_1 = (Linear(width, hidden, bias=False) for _ in range(2))
+        else:
+            self.wi = Linear(width, hidden, bias=False)
+        self.wo = Linear(hidden, width, bias=False)
+        self.gated = settings.gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.wi_0(x)) * self.wi_1(x) if self.gated else self.activation(self.wi(x))
+        return self.wo(hidden)

@@ -9,8 +9,8 @@
 compiled file, `interpret` runs a graph with the NumPy references, `export` returns the bytes of an ONNX file,
 `quantize` and `quantize_dynamic` convert products to int8, `quantize_weights` stores weights in few bits,
 `prune_channels` and `prune_weights` prune, `compress` does each of these by a recipe, `gradients` differentiates a
-graph, `register_op` adds a custom operator. `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a
-server.
+graph, `register_op` adds a custom operator. `Coo`, `Csr` and `Ragged` are sparse and ragged tensors. `lathe.nn` has
+layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
 """
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
     from lathe.core.ir.graph import Graph
     from lathe.core.language.encoder_decoder import EncoderDecoderModel, load_encoder_decoder
     from lathe.core.language.language_model import LanguageModel, load_language_model
+    from lathe.core.nn.sparse import Coo, Csr, Ragged
     from lathe.core.passes.proofs.batch_info import BatchInfo
     from lathe.core.reference import interpret
     from lathe.core.runtime.session.profile import Profile
     from lathe.core.runtime.session.session import Session
 
 __all__ = [
-    "BatchInfo", "EncoderDecoderModel", "Graph", "LanguageModel", "Profile", "Session", "client", "compile",
-    "compress", "errors", "export", "gradients", "interpret", "load", "load_compiled", "load_encoder_decoder",
-    "load_language_model", "nn", "prune_channels", "prune_weights", "quantize", "quantize_dynamic",
-    "quantize_weights", "register_op", "train",
+    "BatchInfo", "Coo", "Csr", "EncoderDecoderModel", "Graph", "LanguageModel", "Profile", "Ragged", "Session",
+    "client", "compile", "compress", "errors", "export", "gradients", "interpret", "load", "load_compiled",
+    "load_encoder_decoder", "load_language_model", "nn", "prune_channels", "prune_weights", "quantize",
+    "quantize_dynamic", "quantize_weights", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -70,6 +71,9 @@ _DEFINING_MODULES = {
     "quantize_dynamic": "lathe.core.compress.quantize",
     "quantize_weights": "lathe.core.compress.quantize",
     "register_op": "lathe.core.compiler.custom_operators",
+    "Coo": "lathe.core.nn.sparse",
+    "Csr": "lathe.core.nn.sparse",
+    "Ragged": "lathe.core.nn.sparse",
     "Graph": "lathe.core.ir.graph",
     "EncoderDecoderModel": "lathe.core.language.encoder_decoder",
     "LanguageModel": "lathe.core.language.language_model",

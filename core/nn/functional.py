@@ -11,6 +11,10 @@ import numpy as np
 from lathe.core.ir.graph import Attr
 from lathe.core.ir.types import DType
 from lathe.core.nn import init
+from lathe.core.nn.segments import segment_max as segment_max
+from lathe.core.nn.segments import segment_mean as segment_mean
+from lathe.core.nn.segments import segment_softmax as segment_softmax
+from lathe.core.nn.segments import segment_sum as segment_sum
 from lathe.core.nn.tensor import Tensor, where
 
 Size: TypeAlias = int | Sequence[int]

@@ -161,6 +161,8 @@ class Tensor:
         return self.op("Pow", other)
 
     def __matmul__(self, other: Operand) -> Tensor:
+        if not isinstance(other, Tensor | np.ndarray | int | float):
+            return NotImplemented  # a sparse matrix multiplies itself
         return self.op("MatMul", other)
 
     def __neg__(self) -> Tensor:

@@ -29,10 +29,12 @@ def test_the_examples_run(tmp_path: Path) -> None:
         [sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
-    shape, loss, halved = done.stdout.splitlines()
+    shape, loss, halved, *products, sequences = done.stdout.splitlines()
     assert shape.startswith("(2, 16, 5, 5)")
     assert 2 < float(loss) < 3
     assert halved == "[0.125 0.25  0.375 0.5  ]"
+    assert products == ["[[2. 2. 2. 2.]", " [0. 0. 0. 0.]", " [4. 4. 4. 4.]]"]
+    assert sequences == "(2, 4) [2, 5]"
 
 
 def test_the_error_messages_are_the_real_ones() -> None:
@@ -46,7 +48,7 @@ def test_the_error_messages_are_the_real_ones() -> None:
 
 
 def test_the_lists_are_complete() -> None:
-    table = PAGE.partition("## Layers and functions")[2]
+    table = PAGE.partition("## Layers and functions")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(?:nn\.)?(\w+)`", table))
     layers = {name for name in nn.__all__ if name[0].isupper() and name not in ("ACTIVATIONS", "Tensor", "Identity")}
     assert layers <= named

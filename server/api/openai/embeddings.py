@@ -61,8 +61,9 @@ class EmbeddingAnswer(Response):
 
     async def _result(self, index: int, text: str, places: asyncio.Semaphore) -> Tensors:
         servable = self._servable
-        inputs = {self._input: np.array([[text.encode()]], np.object_)}
-        group, size = servable.signature.group_of(inputs), len(inputs[self._input][0, 0])
+        content = text.encode()
+        inputs: Tensors = {self._input: np.array([[content]], np.object_)}
+        group, size = servable.signature.group_of(inputs), len(content)
         async with places:
             try:
                 return await self._plane.execute(servable, inputs, group, None, client=self._client, text=size)

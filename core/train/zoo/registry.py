@@ -11,6 +11,7 @@ from lathe import nn
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import TensorType, symbol
+from lathe.core.train.zoo.convnet import ConvNet
 from lathe.core.train.zoo.decoder import Decoder
 from lathe.core.train.zoo.lenet import LeNet5
 from lathe.core.train.zoo.mlp import MLP
@@ -19,6 +20,7 @@ from lathe.core.train.zoo.settings import Row, Settings
 from lathe.core.train.zoo.transformer import TransformerEncoder
 
 ARCHITECTURES: dict[str, type[Settings]] = {
+    "convnet": ConvNet,
     "decoder": Decoder,
     "lenet5": LeNet5,
     "mlp": MLP,
@@ -28,7 +30,7 @@ ARCHITECTURES: dict[str, type[Settings]] = {
 
 # The type of a field of a recipe, discriminated by `architecture`.
 Architecture: TypeAlias = Annotated[
-    Decoder | LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
+    ConvNet | Decoder | LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
 ]
 
 

@@ -64,7 +64,10 @@ def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
         ({"batch-size": 3}, "batch-size: there is no such key, did you mean `batch`?"),
         ({"augment": [{"kind": "flip", "x": 3}]}, "augment.0.x: .* the keys are kind, axis, probability"),
         ({"model": {"onnx": "m.onnx", "train": ["*"]}}, "model.train: there is no such key, did you mean `trainable`?"),
-        ({"model": {"architecture": "alexnet"}}, "model.architecture: expected one of 'lenet5', .*'alexnet'"),
+        (
+            {"model": {"architecture": "alexnet"}},
+            "model.architecture: expected one of 'convnet', .*'lenet5', .*'alexnet'",
+        ),
         ({"model": None}, "model: expected one of the keys `architecture`, `onnx` and `parent`, got None"),
         ({"model": "lenet5"}, "model: expected one of the keys"),
         ({"model": [["architecture", "mlp"]]}, "model: expected one of the keys"),

@@ -72,6 +72,10 @@ class Sweep(Section):
     )
     trials: int = Field(default=20, ge=1, le=10_000, description="Number of trials.")
     parallel: int = Field(default=2, ge=1, le=64, description="Trials at a time, which share the job's threads.")
+    sampler: Literal["tpe", "random", "evolution"] = Field(
+        default="tpe",
+        description="How values are chosen: by Parzen estimators, at random, or by regularised evolution.",
+    )
     pruner: Literal["median", "hyperband", "none"] = Field(
         default="median",
         description="How bad trials are pruned: below the median of the others, or by successive halving.",

@@ -1,7 +1,7 @@
 """Hyper-parameter search: chooses the values of trials, prunes bad trials, and publishes the best trial's result.
 
-Optuna's sampler (TPE: J. Bergstra et al., 2011) and pruners decide. A search that was killed rebuilds their state from
-the records of the trials.
+A sampler (TPE: J. Bergstra et al., 2011; random; evolution.py) and Optuna's pruners decide. A search that was killed
+rebuilds their state from the records of the trials.
 
 Pruners: Hyperband (Z. Li et al., 2018); the median rule (D. Golovin et al., Google Vizier, 2017).
 """
@@ -245,8 +245,23 @@ def _new_study(sweep: Sweep, folder: Path) -> optuna.Study:
     }
     known = sum(record.state != "running" for record in trial_records(folder))
     # A resumed search must not draw the same values again, so the seed depends on the number of known trials.
-    sampler = optuna.samplers.TPESampler(seed=sweep.seed + known, constant_liar=True)
-    return optuna.create_study(direction="maximize", sampler=sampler, pruner=pruners[sweep.pruner]())
+    return optuna.create_study(
+        direction="maximize", sampler=_sampler(sweep, sweep.seed + known), pruner=pruners[sweep.pruner]()
+    )
+
+
+def _sampler(sweep: Sweep, seed: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    match sweep.sampler:
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "evolution":
+            from lathe.core.train.run.evolution import EvolutionSampler
+
+            space = {path: _distribution(span) for path, span in sweep.space.items()}
+            return EvolutionSampler(space, sweep.trials, seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def importance(study: optuna.Study) -> dict[str, float]:

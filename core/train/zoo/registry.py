@@ -11,6 +11,7 @@ from lathe import nn
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import TensorType, symbol
+from lathe.core.train.zoo.convnet import ConvNet
 from lathe.core.train.zoo.decoder import Decoder
 from lathe.core.train.zoo.lenet import LeNet5
 from lathe.core.train.zoo.mlp import MLP
@@ -24,11 +25,12 @@ ARCHITECTURES: dict[str, type[Settings]] = {
     "resnet-small": ResNetSmall,
     "transformer-encoder": TransformerEncoder,
     "decoder": Decoder,
+    "convnet": ConvNet,
 }
 
 # The type of a field of a recipe, discriminated by `architecture`.
 Architecture: TypeAlias = Annotated[
-    LeNet5 | MLP | ResNetSmall | TransformerEncoder | Decoder, Field(discriminator="architecture")
+    LeNet5 | MLP | ResNetSmall | TransformerEncoder | Decoder | ConvNet, Field(discriminator="architecture")
 ]
 
 

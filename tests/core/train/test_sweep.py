@@ -18,7 +18,8 @@ from sklearn.datasets import load_digits
 from lathe.core.train.recipe import sweep_space
 from lathe.core.train.recipe.recipe import RecipeError
 from lathe.core.train.run import events, result
-from lathe.core.train.run.search import importance
+from lathe.core.train.run.evolution import EvolutionSampler
+from lathe.core.train.run.search import _new_study, importance
 from lathe.core.train.run.trials import trial_records
 from tests.core.train.small_trainings import RECIPE, quadrants
 
@@ -114,6 +115,37 @@ def test_importance_of_fields_is_reported_if_trials_suffice() -> None:
 
 
 @pytest.mark.slow
+def test_evolution_changes_one_field_of_a_good_new_trial() -> None:
+    space = {
+        "model.channels.0": optuna.distributions.IntDistribution(1, 64),
+        "optimizer.rate": optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
+        "batch": optuna.distributions.CategoricalDistribution(["16", "32"]),
+    }
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(space, trials=40, seed=0))
+    seen: list[dict[str, Any]] = []
+    for _ in range(40):
+        trial = study.ask(space)
+        if len(seen) >= 8:  # a fifth of the trials are the population
+            distances = [sum(one[path] != trial.params[path] for path in space) for one in seen[-8:]]
+            assert 1 in distances  # of the parent; another one may be equal
+        seen.append(dict(trial.params))
+        study.tell(trial, trial.params["model.channels.0"])
+    drawn, bred = ([one["model.channels.0"] for one in part] for part in (seen[:8], seen[-8:]))
+    assert np.mean(bred) > np.mean(drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("tpe", optuna.samplers.TPESampler),
+        ("random", optuna.samplers.RandomSampler),
+        ("evolution", EvolutionSampler),
+    ],
+)
+def test_a_sweep_names_its_sampler(tmp_path: Path, name: str, kind: type[Any]) -> None:
+    assert isinstance(_new_study(sweep_space.from_json(sweep(sampler=name)), tmp_path).sampler, kind)
+
+
 def test_a_killed_sweep_resumes_with_its_trials(tmp_path: Path, data: Path) -> None:
     recipe = {**RECIPE, "epochs": 40}
     (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, trials=5, pruner="none"))

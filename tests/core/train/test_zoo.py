@@ -46,6 +46,7 @@ SMALL = {"width": 16, "heads": 2, "layers": 1, "feedforward": 32}
     ("name", "shape", "settings"),
     [
         ("lenet5", (8, 8), {}),
+        ("convnet", (8, 8), {"channels": (8, 8), "block": "separable", "pool": "stride", "head": "flatten"}),
         ("mlp", (2, 5), {"batch_norm": True}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
@@ -102,6 +103,17 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
         ("mlp", Row(DType.FLOAT32, (2, 5)), {"batch_norm": True}),
         ("mlp", Row(DType.INT64, (3,)), {}),
         ("lenet5", Row(DType.UINT8, (9, 8)), {}),
+        ("convnet", Row(DType.UINT8, (9, 7)), {"channels": (4, 6, 6), "head": "flatten", "hidden": 5}),
+        (
+            "convnet",
+            Row(DType.FLOAT32, (3, 7, 9)),
+            {"depth": 2, "block": "separable", "pool": "stride", "head": "flatten"},
+        ),
+        (
+            "convnet",
+            Row(DType.FLOAT32, (2, 9, 9)),
+            {"depth": 2, "block": "inverted", "kernels": (5, 3), "pool": "average"},
+        ),
         ("resnet-small", Row(DType.FLOAT32, (8, 8)), {"widths": (4, 8), "blocks": 2}),
         ("transformer-encoder", Row(DType.INT64, (7,)), {"vocabulary": 9, "padding": 0, **SMALL}),
         ("transformer-encoder", Row(DType.FLOAT32, (5,)), SMALL),
@@ -140,7 +152,26 @@ def test_recipes_name_architectures_and_are_checked() -> None:
             adapter.validate_python(wrong)
 
 
+def test_stages_build_the_first_channels_only() -> None:
+    two = made("convnet", (8, 8), channels=(4, 6, 8), stages=2)
+    assert str(two) == str(made("convnet", (8, 8), channels=(4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"stages": 3}, "stages is 3, expected at most the 2 of channels"),
+        ({"kernels": (3, 4)}, "kernels has 4, expected odd sizes"),
+    ],
+)
+def test_settings_of_a_convnet_that_do_not_fit_together_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ARCHITECTURES["convnet"](**settings)
+
+
 def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"convnet': expected images of at least 4 pixels each way for 3 stages"):
+        made("convnet", (3, 8), channels=(4, 4, 4))
     with pytest.raises(ModelError, match=r"architecture 'lenet5': expected images, numbers .*, got rows float32\[64\]"):
         made("lenet5", (64,))
     with pytest.raises(ModelError, match=r"architecture 'lenet5': expected images of at least 4 pixels each way"):

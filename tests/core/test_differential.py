@@ -29,9 +29,11 @@ from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.kernels.call import VIEWS
 from lathe.core.kernels.kernel_table import TABLE
+from lathe.core.language.cached_graph import CacheLayout, step_graph
 from lathe.core.passes.pipeline import optimize
 from lathe.core.passes.proofs.pack import Packed, pack
 from tests.core.encoders import Encoder
+from tests.core.language.families import write_folder
 from tests.core.random_nets import STEPS, Net, feeds
 from tests.core.rare_steps import RARE_STEPS
 from tests.core.test_random_graphs import assert_close, check
@@ -97,11 +99,12 @@ def regions_graph() -> Graph:
 
 
 def dequantized_graph() -> Graph:
-    """A product with weights of four bits in blocks, too large for a random step."""
+    """A product with weights of four bits in blocks, too large for a random step; its rows may become int8."""
     b, rng = Builder(Graph("dequantized")), np.random.default_rng(0)
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 256)))
     codes, zeros = (b.constant(rng.integers(0, 16, shape).astype(np.uint8)) for shape in ((256, 256), (4, 256)))
     scales = b.constant(rng.uniform(0.01, 0.1, (4, 256)).astype(np.float32))
+    x = b("RoundableRows", x)
     b.graph.outputs = [b("Relu", b("MatMul", x, b("DequantizeLinear", codes, scales, zeros, axis=0, block_size=64)))]
     return b.graph
 
@@ -127,6 +130,12 @@ def packed_graph() -> Graph:
     return found.tokens
 
 
+def decoder_graph(folder: Path) -> Graph:
+    """Tokens of a language model with experts over a cache; tests/core/language/test_cached_decoder.py runs more."""
+    model = lathe.load_language_model(write_folder(folder, "qwen2-moe"))
+    return step_graph(model.module, CacheLayout(pages=4, page_size=16))
+
+
 def operators(graph: Graph) -> Iterator[str]:
     """The operators of a graph, of the optimized graph, and of its fused bodies."""
     for each in (graph, optimize(graph)[0]):
@@ -140,7 +149,7 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
             yield from _operators(body.nodes)
 
 
-def test_every_compiled_operator_occurs_in_a_graph() -> None:
+def test_every_compiled_operator_occurs_in_a_graph(tmp_path: Path) -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
     graphs = [
         *map(grown, range(600)),
@@ -150,6 +159,7 @@ def test_every_compiled_operator_occurs_in_a_graph() -> None:
         dequantized_graph(),
         chained_graph(),
         packed_graph(),
+        decoder_graph(tmp_path),
     ]
     drawn = {op for graph in graphs for op in operators(graph)}
     compiled = {*TABLE, *VIEWS}

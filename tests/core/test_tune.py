@@ -230,7 +230,7 @@ def test_a_loss_of_a_decisive_family_holds_for_unmeasured_kernels() -> None:
     graph = Graph("products")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 384)))
-    w = [b.constant(np.zeros(shape, np.float32)) for shape in ((384, 512), (512, 384))]
+    w = [b.constant(np.ones(shape, np.float32)) for shape in ((384, 512), (512, 384))]
     graph.outputs = [b("MatMul", b("MatMul", x, w[0]), w[1])]
     optimized, _ = optimize(symbol_binding.bind(graph, describe(graph, make_options(threads=1)).batching, ()))
     known = tuner.problems(optimized, host().without_tiles, 1, BATCHES)

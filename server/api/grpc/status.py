@@ -15,6 +15,7 @@ log = logging.getLogger("lathe.api")
 
 STATUS: dict[str, grpc.StatusCode] = {
     "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
+    "context_length_exceeded": grpc.StatusCode.INVALID_ARGUMENT,
     "unauthorized": grpc.StatusCode.UNAUTHENTICATED,
     "forbidden": grpc.StatusCode.PERMISSION_DENIED,
     "not_found": grpc.StatusCode.NOT_FOUND,

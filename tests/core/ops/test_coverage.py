@@ -25,7 +25,7 @@ def test_every_operator_of_the_standard_is_in_it_as_it_is() -> None:
     assert "| Add | 1, 6, 7, 13, 14 |" in PAGE
     assert "| Reshape | " in PAGE and PAGE.split("\n| Reshape | ")[1].split("\n")[0].endswith("| own | view | yes |")
     gemm = PAGE.split("\n| Gemm | ")[1].split("\n")[0]
-    assert gemm.endswith("| own | amx, strassen, gemm, gemm.dynamic | yes |")
+    assert gemm.endswith("| own | sparse, amx, strassen, gemm, gemm.dynamic | yes |")
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if onnx.defs.has(name, registry.get(name).domain)])

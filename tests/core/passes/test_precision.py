@@ -189,7 +189,7 @@ def test_kernels_agree_with_the_rewritten_graph(precision: Any) -> None:
 
 
 def test_unknown_precisions_are_refused() -> None:
-    expected = "precision 'float8' is not supported, expected float32, tf32, bfloat16 or float16"
+    expected = "precision 'float8' is not supported, expected float32, tf32, bfloat16, float16 or int8-activations"
     with pytest.raises(UnsupportedError, match=expected):
         lathe.compile(network(product), precision="float8")  # type: ignore[arg-type]
 

@@ -275,12 +275,12 @@ fit(net, {str(data)!r}, epochs=300, batch=16, out=sys.argv[1], resume="resume" i
 
 def refused() -> Iterator[tuple[str, dict[str, Any], str]]:
     x, y = np.zeros((8, 2), np.float32), np.arange(8) % 4
-    yield "a number", {"model": 7}, "model: expected an architecture (convnet, lenet5, mlp, "
+    yield "a number", {"model": 7}, "model: expected an architecture (lenet5, mlp, "
     yield "another class", {"model": dict}, "model: expected an architecture"
     yield (
         "no such file",
         {"model": "lenet6"},
-        "model: 'lenet6' is neither a file nor an architecture (convnet, lenet5, mlp",
+        "model: 'lenet6' is neither a file nor an architecture (lenet5, mlp",
     )
     yield "no model", {"model": None}, "model: expected an architecture"
     yield "a class with arguments", {"model": nn.Linear}, "model: cannot make an object of class Linear:"

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from lathe.server.cli.app import app
 from lathe.server.repository.file_lock import FileLock
+from tests.server.generation.tiny_model import gguf_content
 
 JOB = "0123456789abcdef0123"
 MODEL = onnx.helper.make_model(
@@ -74,6 +75,8 @@ ARGUMENTS: Mapping[str, str] = {
     "quantize": "{model.onnx} --data data.npz -o new.onnx --threads 1",
     "kernels": "--target sm_90 --model model.onnx -o new.tar",
     "load-kernels": "{kernels.tar}",
+    "generate": "{model.gguf} Hello --max-tokens 2 --threads 1",
+    "chat": "{model.gguf} --threads 1",
     "completion": "bash",
     "keys add": "ann --scope infer --file keys.json",
     "keys list": "--file keys.json",
@@ -138,6 +141,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(404, json={"error": "none"}))
     (tmp_path / "folder").mkdir()
     (tmp_path / "model.onnx").write_bytes(MODEL)
+    (tmp_path / "model.gguf").write_bytes(gguf_content())
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "parent.toml").write_text(RECIPE.replace('architecture = "mlp", hidden = [2]', "parent = true"))
     (tmp_path / "keys.json").write_text('{"schema": 1, "keys": []}')

@@ -132,16 +132,17 @@ def test_a_file_of_an_unknown_format_is_not_read_as_csv(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('epochs = 1\nmodel = {architecture = "mlp"}\noptimizer = {kind = "adam"}\n')
     # no server listens there: the file is refused before
-    readme, url = str(PROJECT / "README.md"), "http://127.0.0.1:9"
+    (tmp_path / "notes.rst").write_text("Notes, without a table\n")
+    notes, url = str(tmp_path / "notes.rst"), "http://127.0.0.1:9"
     for command in (
-        ("train", str(recipe), "--data", readme, "--out", str(tmp_path / "out")),
-        ("train", str(recipe), "--data", readme, "--url", url),
-        ("datasets", "describe", readme),
-        ("datasets", "push", "d", readme, "--url", url),
+        ("train", str(recipe), "--data", notes, "--out", str(tmp_path / "out")),
+        ("train", str(recipe), "--data", notes, "--url", url),
+        ("datasets", "describe", notes),
+        ("datasets", "push", "d", notes, "--url", url),
     ):
         said = run_lathe(*command, fails=True)
-        assert "README.md: unknown format, expected NumPy arrays (.npz), IDX files, CSV" in said
-        assert "a .md file as CSV" in said
+        assert "notes.rst: unknown format, expected NumPy arrays (.npz), IDX files, CSV" in said
+        assert "a .rst file as CSV" in said
 
 
 # reports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args, get_origin
@@ -25,6 +26,8 @@ _REPR = _Repr()
 _REPR.maxlevel, _REPR.maxdict, _REPR.maxlist, _REPR.maxstring, _REPR.maxother = 4, 8, 8, 80, 80
 _MOST_LISTED_KEYS = 12  # a message lists all keys of a table if there are at most this many, and none is similar
 _NOTHING: Mapping[str, str] = {}
+# How pydantic names the types of a union that are no tables, such as `str` and `list[int]`.
+_PLAIN_TYPE = re.compile(r"(constrained-)?(str|int|float|bool|none|bytes)$|(list|dict|tuple|set|literal)\[|function-")
 _EXPECTATIONS = {  # pydantic's types of errors -> what was expected; other types keep pydantic's text
     "missing": "is missing",
     "greater_than_equal": "expected at least {ge}",
@@ -144,8 +147,8 @@ def _place(document: object, location: Sequence[str | int]) -> Place | None:
     if _has(document, part):
         inner = document[part]  # type: ignore[index]
         found = _place(inner, rest)
-        if found is None and len(rest) == 1 and not isinstance(inner, Mapping):
-            found = [(rest[0], True)]  # one of the plain types that the value may have
+        if found is None and len(rest) == 1 and _PLAIN_TYPE.match(str(rest[0])):
+            found = [(rest[0], True)]  # one of the types that the value may have
         if found is not None:
             return [(part, False), *found]
     if not rest:

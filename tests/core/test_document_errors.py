@@ -82,6 +82,27 @@ def test_an_error_says_what_was_expected_and_given(document: dict[str, Any], sen
     assert error_messages(caught.value.errors(include_url=False), Form, document) == [sentence]
 
 
+class Choice(BaseModel):
+    """A field that may have one of several plain types."""
+
+    words: str | Annotated[list[str], Field(min_length=1)] | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentences"),
+    [
+        (1, ["words: expected a text, got 1", "words: expected a list, got 1"]),
+        ([], ["words: expected a text, got []", "words: expected at least 1 elements, got []"]),
+        (["a", 2], ["words: expected a text, got ['a', 2]", "words.1: expected a text, got 2"]),
+    ],
+)
+def test_errors_of_a_choice_of_types_name_the_key(given: object, sentences: list[str]) -> None:
+    document = {"words": given}
+    with pytest.raises(ValidationError) as caught:
+        Choice.model_validate(document)
+    assert error_messages(caught.value.errors(include_url=False), Choice, document) == sentences
+
+
 def error_of(document: dict[str, Any]) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         Zoo.model_validate(document)

@@ -29,6 +29,7 @@ def test_differences_are_paired() -> None:
     assert small.error == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_short_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = "--only=int8: static: percentile,int8: dynamic,ternary weights,half of the channels,ONNX Runtime: static"
     given = [

@@ -77,6 +77,7 @@ print(*[size for pair in sizes for size in pair])
 """
 
 
+@pytest.mark.slow
 def test_closing_a_session_gives_its_memory_back(tmp_path: Path) -> None:
     """80 MiB of weights and arena, three times: the resident memory after each close does not grow."""
     done = subprocess.run(

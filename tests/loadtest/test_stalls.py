@@ -55,6 +55,7 @@ def test_texts_have_the_declared_form() -> None:
     assert session.run(None, {"x": np.array(["a", "b"], object)})[0].tolist() == ["a"]
 
 
+@pytest.mark.slow
 def test_protocol_buffers_reads_the_grpc_messages() -> None:
     message = message_class(INFERENCE.message_types_by_name["ModelInferRequest"])
     read = {name: message.FromString(data) for name, data in text_bodies.messages("m")}

@@ -57,6 +57,7 @@ def test_every_block_defines_the_names_it_uses(page: str) -> None:
         assert used - made <= set(dir(builtins))
 
 
+@pytest.mark.slow
 def test_the_scikit_learn_snippet_writes_a_model_file(tmp_path: Path) -> None:
     (block,) = python_blocks("docs/getting-started.md")
     run([sys.executable, "-c", block], tmp_path)

@@ -67,6 +67,7 @@ def test_training_computes_what_onnx_runtime_computes(weights: Any, activations:
             assert len(np.unique(codes.astype(int))) <= VALUES[weights]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("weights", WEIGHT_CODES)
 def test_training_regains_accuracy(weights: Any) -> None:
     """The bundled digits, two epochs: better than without training, on rows that were not trained on."""

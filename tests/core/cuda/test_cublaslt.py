@@ -235,6 +235,7 @@ def open_gpu(fake: FakeCublasLt, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return device
 
 
+@pytest.mark.slow
 def test_a_tuning_record_reproduces_the_same_bytes(
     fake: FakeCublasLt, open_gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,7 @@ def test_values_go_from_gpu_to_gpu_unless_the_driver_refuses(monkeypatch: pytest
     assert driver.alive == Counter()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("peers", [True, False])
 @pytest.mark.parametrize("limit", [None, 30_000])
 def test_random_graphs_on_two_gpus_and_the_cpu_copy_what_explain_says(

@@ -210,6 +210,7 @@ def by_scale(random: Generator, *shape: int, kind: Any = np.int8) -> tuple[Any, 
     return random.integers(low, high, shape).astype(kind), np.float32(0.02), kind(random.integers(0, 9))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("attrs", [{}, {"unidirectional": 1}, {"scale": 0.3}, {"mask_filter_value": -99.0}])
 @pytest.mark.parametrize("mask", [None, [5, 2], [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]])

@@ -48,6 +48,7 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, 1e-4, 1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     decoder = decoder_of(tmp_path, name)
@@ -162,6 +163,7 @@ def _encoded(array: Any, kind: str) -> tuple[int, Any, bytes]:
 _ERRORS = {"float32": 5e-4, "int8-activations": 0.15}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", [each for each in _ERRORS if each in PRECISIONS])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_weights_in_few_bits_stay_codes(tmp_path: Path, kind: str, precision: str) -> None:

@@ -41,6 +41,7 @@ def test_logits_of_a_gguf_file(tmp_path: Path, name: str) -> None:
     assert_logits(found, name)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", IN_NATIVE_CODE)
 def test_native_code_gives_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
     graph = graph_of(write_folder(tmp_path, name))
@@ -86,6 +87,7 @@ class NextToken(nn.Module):
         return logits[:, :-1].transpose(1, 2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_training_gives_the_losses_of_pytorch(tmp_path: Path, name: str) -> None:
     model = lathe.load_language_model(write_folder(tmp_path, name))

@@ -103,6 +103,7 @@ def test_results_as_exported(layer: Layer) -> None:
     results(layer, dict(enumerate(session.run(None, feeds))))
 
 
+@pytest.mark.sample(3)
 @BY_NAME
 def test_results_compiled(layer: Layer) -> None:
     results(layer, lathe.compile(traced(layer), threads=1).run(layer.feeds()))

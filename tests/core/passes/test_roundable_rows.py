@@ -42,6 +42,7 @@ def error(got: Array, exact: Array) -> float:
     return float(np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("bits", "block"), [(4, 16), (4, 32), (4, 64), (4, 128), (8, 32)])
 @pytest.mark.parametrize("zero", [False, True])
 def test_accuracy_level_4_is_as_close_to_float32_as_in_onnx_runtime(bits: int, block: int, zero: bool) -> None:

@@ -314,6 +314,7 @@ def test_shapes_dropped_before_their_turn_are_not_compiled(monkeypatch: pytest.M
     session.close()
 
 
+@pytest.mark.slow
 def test_tuned_code_replaces_the_first_during_other_runs(tmp_path: Path) -> None:
     graph, path = graphs.mlp(hidden=300), tmp_path / "mlp.onnx"
     path.write_bytes(export(graph))

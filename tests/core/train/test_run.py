@@ -91,6 +91,7 @@ def test_a_training_stops_on_request_and_resumes(tmp_path: Path, data: Path) -> 
     assert steps[0] > 0 and steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes(tmp_path: Path, data: Path) -> None:
     killed_at("checkpoint", 2, tmp_path, data)
 
@@ -182,6 +183,7 @@ def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     assert ended(started(tmp_path, data)) == (0, "")
 
 
+@pytest.mark.slow
 def test_reserved_disk_space_is_not_used(tmp_path: Path, data: Path) -> None:
     """No checkpoint is written, the training goes on, and the result is refused."""
     work_folder.prepare(tmp_path, asked(epochs=3, checkpoint={"steps": 1}))

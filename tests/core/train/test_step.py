@@ -41,6 +41,7 @@ def reference(model: Graph, optimizer: Optimizer, batches: list[dict[str, Any]])
     return dict(zip(names, (state.initial for state in graph.states), strict=True))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("rows", "threads"), [(3, 1), (19, 2), (70, 1)])
 @pytest.mark.parametrize("model", [perceptron, convolutional], ids=lambda model: model.__name__)
 def test_a_step_agrees_with_the_reference(model: Any, rows: int, threads: int) -> None:

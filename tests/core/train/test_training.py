@@ -246,6 +246,7 @@ def test_a_used_folder_is_refused(place: Path, data: Path) -> None:
     assert first.save(place / "copy.onnx").read_bytes() == model_bytes(first.folder)
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed(place: Path, data: Path) -> None:
     script = f"""
 import sys

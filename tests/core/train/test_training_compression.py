@@ -234,6 +234,7 @@ def test_numbers_are_distilled_by_their_own_loss() -> None:
     assert step.run({"x": x, "target": y})["loss"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_recipe_distils_from_a_file_or_the_parent(tmp_path: Path) -> None:
     """The student learns more from the teacher's outputs than from wrong targets."""
     data = quadrants(tmp_path / "q.npz", 400)

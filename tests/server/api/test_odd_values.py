@@ -251,6 +251,7 @@ def test_no_value_in_a_request_is_an_unexpected_error(
             assert answer.status_code != 500, (method, odd[:200])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", HEADERS)
 def test_no_value_of_a_header_is_an_unexpected_error(served: Service, name: str) -> None:
     """Sent by hand: clients do not send some of them. The bytes are those of Latin-1."""

@@ -102,6 +102,7 @@ def test_an_input_without_a_rank_accepts_any_rank(tmp_path: Path) -> None:
         assert running.ask("POST", "/v2/models/m/infer", b"0123", raw).status == 400
 
 
+@pytest.mark.slow
 def test_an_output_without_a_rank_may_have_any_rank(tmp_path: Path) -> None:
     with served(reshaped(), tmp_path) as (running, address):
         for ask in (over_http(running), over_grpc(address)):

@@ -200,6 +200,7 @@ def test_the_start_says_what_the_canary_does_and_the_next_command(tmp_path: Path
         assert "the answers of 50% of the live version's requests\n" in said and "it stays a candidate" in said
 
 
+@pytest.mark.slow
 def test_a_candidate_that_was_not_compared_passes_with_a_note(tmp_path: Path) -> None:
     """Outside a terminal a running canary prints a line whenever it has made progress."""
     with two_versions(tmp_path / "repo") as (running, client):

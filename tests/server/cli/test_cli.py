@@ -174,6 +174,7 @@ def test_push_and_roll_back_against_a_server(repo: Path, cache: Path) -> None:
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_after_a_kill_during_an_upload_it_is_ready_within_five_seconds(repo: Path, cache: Path) -> None:
     with server_process(repo, cache) as (process, url), Client(url) as client:
         client.rollback("digits")

@@ -122,6 +122,7 @@ def test_an_error_at_the_start_leaves_the_folder_unused(tmp_path: Path, files: t
     assert run_lathe(*command).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_can_be_resumed(tmp_path: Path, files: tuple[Path, Path]) -> None:
     recipe, data = files
     recipe.write_text(json.dumps({**RECIPE, "epochs": 400, "data": {}, "checkpoint": {}}))

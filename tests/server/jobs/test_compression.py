@@ -189,6 +189,7 @@ def test_every_method_runs_without_labels(http: httpx.Client, method: dict[str, 
     assert job["result"] is None  # without `publish` it stays with the job
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("change", "status", "complaint"),
     [

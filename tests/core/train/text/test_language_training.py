@@ -68,6 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(root / "run", data, data={"validation": 0.1}, epochs=4, stop={"patience": 3})
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_the_exponential_of_the_mean_loss(trained: Trained) -> None:
     """Computed with NumPy from the logits of the folder's model on the held-out rows."""
     metrics = trained.record["metrics"]

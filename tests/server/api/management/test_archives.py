@@ -109,6 +109,7 @@ def test_other_weights_are_another_content(client: Client, tmp_path: Path) -> No
     np.testing.assert_allclose(client.infer("twice", {"x": X}, 1).outputs["y"], X @ WEIGHT, 1e-5, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_folder_copied_by_hand_may_contain_weights(client: Client, repo: Path, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     path = write_model(tmp_path / "1", "w.bin")
@@ -129,6 +130,7 @@ def test_files_outside_of_the_models_folder_are_not_sent(client: Client, locatio
     assert "elsewhere" not in [model.name for model in client.models()]
 
 
+@pytest.mark.slow
 def test_the_server_reads_only_files_of_the_archive(client: Client, tmp_path: Path) -> None:
     """It reads only a version's own files, and only those that came in an archive."""
     model = write_model(tmp_path, "w.bin").read_bytes()

@@ -31,7 +31,7 @@ from lathe.server.api.middleware.body_limits import BodyLimits
 from lathe.server.api.middleware.cors import add_cors
 from lathe.server.api.middleware.errors import install_error_handlers
 from lathe.server.api.middleware.newline import TrailingNewline
-from lathe.server.api.openai.routes import openai_routes
+from lathe.server.api.openai.routes import generate_routes, openai_routes
 from lathe.server.api.v2.health import health_routes
 from lathe.server.api.v2.model_info import VERSION
 from lathe.server.api.v2.protocol_settings import LogSettings
@@ -234,6 +234,7 @@ def assemble(
     app.include_router(shared_memory_routes(plane.regions))
     texts = TextBook()
     app.include_router(openai_routes(plane, texts))
+    app.include_router(generate_routes(plane, texts))
     collectors = [
         *collectors,
         TextMetrics(texts, plane.registry.servables),

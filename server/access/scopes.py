@@ -37,6 +37,7 @@ def describe_scopes(need: Scope | tuple[Scope, ...]) -> str:
 
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
+_RUNS = ("/infer", "/generate", "/generate_stream")
 _REGIONS = [(kind, tail) for kind in ("system", "cuda") for tail in ("", "/region/{region}")]
 _MODEL = "/api/v1/models/{model}"
 _JOB = "/api/v1/jobs/{job}"
@@ -64,7 +65,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("GET", "/v2/models/stats"): Scope.READ,  # before a model named `stats`, as in the application
     **{("GET", base + tail): _DESCRIBE for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/ready")},
     **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("/config", "/stats")},
-    **{("POST", f"{base}/infer"): Scope.INFER for base in (_V2_MODEL, _V2_VERSION)},
+    **{("POST", base + tail): Scope.INFER for base in (_V2_MODEL, _V2_VERSION) for tail in _RUNS},
     ("GET", "/v1/models"): _DESCRIBE,
     ("GET", "/v1/models/{model}"): _DESCRIBE,
     ("POST", "/v1/chat/completions"): Scope.INFER,

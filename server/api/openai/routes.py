@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: the models that generate texts, chats, completions and embeddings."""
+"""The routes of OpenAI's API for models, texts, chats and embeddings, and Triton's `generate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from lathe.server.api.inference.asgi import client_address
 from lathe.server.api.openai.chat import ChatAnswer
 from lathe.server.api.openai.completions import CompletionAnswer
 from lathe.server.api.openai.embeddings import EmbeddingAnswer
-from lathe.server.api.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, Message, TextRequest
+from lathe.server.api.openai.generate import GenerateAnswer
+from lathe.server.api.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerateRequest,
+    Message,
+    TextRequest,
+)
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
 from lathe.server.errors import BadRequest, ServerError
@@ -36,6 +44,10 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
         "description": "The texts; with `stream` as server-sent events, the last of which is `[DONE]`.",
         "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
     }
+}
+_GENERATED: dict[bool, dict[int | str, dict[str, Any]]] = {
+    False: {200: {"description": "The text.", "content": {"application/json": {"schema": {"type": "object"}}}}},
+    True: {200: {"description": "An event for each part of the text.", "content": {"text/event-stream": {}}}},
 }
 _EMBEDDINGS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The embeddings.", "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -61,10 +73,27 @@ def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
     @routes.post("/embeddings", responses=_EMBEDDINGS, response_class=Response)
     async def embed(request: Request, asked: EmbeddingRequest) -> Response:
         """Return the embeddings of texts."""
-        servable, client = _route(plane, request, asked.model)
+        servable, client = _route(plane, request, *_model_and_version(asked.model))
         return EmbeddingAnswer(plane, servable, client, asked)
 
     return routes
+
+
+def generate_routes(plane: DataPlane, book: TextBook) -> APIRouter:
+    """The routes of Triton's extension `generate`."""
+    routes = APIRouter(tags=["Texts"])
+    service = _Service(plane, book)
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for name, streams in (("generate", False), ("generate_stream", True)):
+            _add_generate(routes, service, f"{path}/{name}", streams)
+    return routes
+
+
+def _add_generate(routes: APIRouter, service: _Service, path: str, streams: bool) -> None:
+    @routes.post(path, responses=_GENERATED[streams], response_class=Response, name=path)
+    async def generate(request: Request, asked: GenerateRequest, model: str, version: str = "") -> Response:
+        """Continue a text."""
+        return await service.generate(request, asked, model, version, streams)
 
 
 def _add_models(routes: APIRouter, plane: DataPlane) -> None:
@@ -137,9 +166,23 @@ class _Service:
             token_text=_token_text(generator) if asked.logprobs is not None else None,
         )
 
+    async def generate(
+        self, request: Request, asked: GenerateRequest, model: str, version: str, streams: bool
+    ) -> Response:
+        servable, client = _route(self._plane, request, model, version)
+        generator, settings = _generator(_check_kind(servable)), asked.settings
+        self._plane.charge(servable, client, 1)
+        prompt = await _on_thread(lambda: generator.prompt_tokens(asked.text_input))
+        ends = frozenset() if settings.ignore_eos else generator.end_tokens
+        (sampling,) = settings.sampling(None)
+        wanted = GenerationRequest(prompt, sampling, settings.max_tokens, settings.stops, ends, client=client)
+        texts = Texts(servable, [wanted], self._book.of(servable.ref))
+        prefix = "" if asked.exclude_input_in_output else asked.text_input
+        return GenerateAnswer(texts, asked.id, prefix, streams=streams)
+
     def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str]:
         """The servable of the request's model, and the client. Raises as `DataPlane.route`."""
-        servable, client = _route(self._plane, request, asked.model)
+        servable, client = _route(self._plane, request, *_model_and_version(asked.model))
         return _check_kind(servable), client
 
     async def _texts(
@@ -167,14 +210,13 @@ class _Service:
                 constraint=None if constraint is None else constraint.copy(),
             )
             for prompt in prompts
-            for sampling in asked.sampling(logprobs)
+            for sampling in asked.sampling(logprobs, asked.choice_count)
         ]
         return Texts(servable, requests, self._book.of(servable.ref))
 
 
-def _route(plane: DataPlane, request: Request, name: str) -> tuple[Servable, str]:
+def _route(plane: DataPlane, request: Request, model: str, version: str) -> tuple[Servable, str]:
     """The servable of the model in a request, and the client. Raises as `DataPlane.route`."""
-    model, version = _model_and_version(name)
     authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
     return plane.route(model, version, key="", authorization=authorization, address=address)
 

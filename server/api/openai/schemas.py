@@ -1,4 +1,7 @@
-"""Request bodies of OpenAI's API. Unknown fields are errors; fields without a meaning here are accepted and ignored."""
+"""Request bodies of OpenAI's API and of Triton's `generate`.
+
+Unknown fields are errors; fields without a meaning here are accepted and ignored.
+"""
 
 from __future__ import annotations
 
@@ -58,16 +61,14 @@ class ResponseFormat(_Body):
         return Grammar("json_schema", orjson.dumps(self.json_schema.content).decode())
 
 
-class TextRequest(_Body):
-    """The fields that chats and completions share. OpenAI's API lacks `top_k`, `min_p` and `repetition_penalty`."""
+class TextSettings(_Body):
+    """How texts are generated. OpenAI's API lacks `top_k`, `min_p`, `repetition_penalty` and `ignore_eos`."""
 
-    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
     max_tokens: int | None = Field(default=None, ge=1, description="At most this many tokens for each text.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0: the likeliest token. Default: 1.")
     top_p: float | None = Field(default=None, ge=0, le=1, description="From the fewest tokens of this probability.")
     top_k: int | None = Field(default=None, ge=0, description="From this many of the likeliest tokens; 0: all.")
     min_p: float | None = Field(default=None, ge=0, le=1, description="From tokens of this share of the best one's.")
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = Field(
         default=None, description="A text ends before the first of these strings."
     )
@@ -79,6 +80,38 @@ class TextRequest(_Body):
     )
     seed: int | None = Field(default=None, description="The same seed gives the same texts, whatever else runs.")
     ignore_eos: bool = Field(default=False, description="Do not end at the model's end tokens.")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, logprobs: int | None, count: int = 1) -> list[SamplingSettings]:
+        """Return the settings of each of `count` texts; they differ in the seed."""
+        seed = random_seed() if self.seed is None else self.seed
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        return [
+            SamplingSettings(
+                temperature=_default(self.temperature, 1.0),
+                top_k=_default(self.top_k, 0),
+                top_p=_default(self.top_p, 1.0),
+                min_p=_default(self.min_p, 0.0),
+                repetition_penalty=_default(self.repetition_penalty, 1.0),
+                presence_penalty=_default(self.presence_penalty, 0.0),
+                frequency_penalty=_default(self.frequency_penalty, 0.0),
+                bias=bias,
+                seed=seed_of_choice(seed, index),
+                logprobs=logprobs,
+            )
+            for index in range(count)
+        ]
+
+
+class TextRequest(TextSettings):
+    """The fields that chats and completions share."""
+
+    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
     response_format: ResponseFormat | None = None
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
     stream_options: StreamOptions | None = None
@@ -95,34 +128,32 @@ class TextRequest(_Body):
         return self.n or 1
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, logprobs: int | None) -> list[SamplingSettings]:
-        """Return the settings of each choice; they differ in the seed."""
-        seed = random_seed() if self.seed is None else self.seed
-        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        return [
-            SamplingSettings(
-                temperature=_default(self.temperature, 1.0),
-                top_k=_default(self.top_k, 0),
-                top_p=_default(self.top_p, 1.0),
-                min_p=_default(self.min_p, 0.0),
-                repetition_penalty=_default(self.repetition_penalty, 1.0),
-                presence_penalty=_default(self.presence_penalty, 0.0),
-                frequency_penalty=_default(self.frequency_penalty, 0.0),
-                bias=bias,
-                seed=seed_of_choice(seed, index),
-                logprobs=logprobs,
-            )
-            for index in range(self.choice_count)
-        ]
+
+class GenerateRequest(TextSettings):
+    """A text to continue, as Triton's backends for language models take it: settings beside the text, or inside."""
+
+    text_input: str = Field(description="The text to continue.")
+    id: str | None = Field(default=None, max_length=256, description="Returned with the text.")
+    exclude_input_in_output: bool = Field(default=True, description="Return only what follows the text.")
+    stream: bool | None = Field(default=None, description="Ignored: the route decides.")
+    parameters: GenerateParameters | None = None
+
+    @property
+    def settings(self) -> TextSettings:
+        """The settings beside the text, with those of `parameters` in their place where both are given."""
+        inside = self.parameters.model_dump(exclude_unset=True, exclude={"stream"}) if self.parameters else {}
+        given = self.model_dump(exclude_unset=True, include=set(TextSettings.model_fields))
+        return TextSettings(**{**given, **inside})
+
+
+class GenerateParameters(TextSettings):
+    """Settings as an object of their own."""
+
+    stream: bool | None = Field(default=None, description="Ignored: the route decides.")
 
 
 def _default(value: Any, default: Any) -> Any:

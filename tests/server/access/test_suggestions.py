@@ -23,7 +23,10 @@ from tests.server.service import Service, service
 
 HINT = "unknown model 'didgits', did you mean 'digits'?"
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
-BODIES: dict[str, Any] = {"infer": BODY, "aliases/{alias}": {"version": 1}, "canary": {"version": 1}}
+BODIES: dict[str, Any] = {
+    "infer": BODY, "aliases/{alias}": {"version": 1}, "canary": {"version": 1},
+    "generate": {"text_input": "x"}, "generate_stream": {"text_input": "x"},
+}  # fmt: skip
 NO_HINT = {"ModelReady": "an unknown model is not ready, which is the answer"}
 
 

@@ -24,6 +24,31 @@ from lathe.server.repository import names
 # Statuses that any route may answer with: errors in the head, timeouts, connection limits and unexpected errors.
 _COMMON_STATUSES = (400, 405, 408, 421, 431, 500, 501, 503, 505)
 _KEY_STATUSES = (401, 403)  # statuses of routes that may need a key
+# Further statuses of routes for texts: unknown models, bodies, what the model cannot do, and quotas.
+_TEXT_STATUSES = (404, 413, 415, 422, 429)
+_TEXT_PATH = re.compile(r"/v1/|/v2/models/.*/generate(_stream)?$")
+# An error below /v1. Those of a damaged head are sent before the path is known, and have the form of the protocol.
+_OPENAI_FAILURE: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["error"],
+            "properties": {
+                "error": {
+                    "type": "object",
+                    "required": ["message", "type", "param", "code"],
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": {"type": ["string", "null"]},
+                        "code": {"type": ["string", "null"]},
+                    },
+                }
+            },
+        },
+        {"$ref": "#/components/schemas/ProtocolError"},
+    ]
+}
 _KEY = "key"  # the name of the security scheme
 _PATTERNS = {
     "model": names.MODEL_PATTERN.pattern,
@@ -86,7 +111,8 @@ class Application(FastAPI):
         schemas |= protocol_schemas.SCHEMAS
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
-        components["responses"] = {_name(status): _failure(status) for status in (*_COMMON_STATUSES, *_KEY_STATUSES)}
+        statuses = (*_COMMON_STATUSES, *_KEY_STATUSES, *_TEXT_STATUSES)
+        components["responses"] = {_name(status): _failure(status) for status in statuses}
         components["securitySchemes"] = {
             _KEY: {"type": "http", "scheme": "bearer", "description": "A key, or a token of the identity provider."}
         }
@@ -98,8 +124,9 @@ class Application(FastAPI):
         if "HTTPValidationError" in str(responses.get("422")):
             del responses["422"]  # FastAPI's default for invalid requests; this server answers 400
         need = ROUTES.get((method, path))
-        for status in (*_COMMON_STATUSES, *(_KEY_STATUSES if need else ())):
-            responses.setdefault(str(status), {"$ref": f"#/components/responses/{_name(status)}"})
+        more = _TEXT_STATUSES if _TEXT_PATH.match(path) else ()
+        for status in (*_COMMON_STATUSES, *(_KEY_STATUSES if need else ()), *more):
+            responses.setdefault(str(status), _described(status, path))
         if need and self._keyed:
             operation["security"] = [{_KEY: []}]
         if need:
@@ -121,6 +148,16 @@ class Application(FastAPI):
 
 def _name(status: int) -> str:
     return re.sub(r"\W", "", HTTPStatus(status).phrase)
+
+
+def _described(status: int, path: str) -> dict[str, Any]:
+    """The response of an error: below /v1 in the form of OpenAI's API."""
+    if not path.startswith("/v1/"):
+        return {"$ref": f"#/components/responses/{_name(status)}"}
+    return {
+        "description": HTTPStatus(status).phrase,
+        "content": {"application/json": {"schema": _OPENAI_FAILURE}},
+    }
 
 
 def _failure(status: int) -> dict[str, Any]:

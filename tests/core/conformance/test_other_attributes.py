@@ -26,6 +26,7 @@ def test_empty_inputs_of_every_operator() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute and a half of processor time
 def test_all_cases() -> None:
     for operator in operators(all_cases=True):
         check_attributes(operator)

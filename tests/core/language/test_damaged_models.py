@@ -80,7 +80,7 @@ def refusal(action: Callable[[Path], object], path: Path) -> str | None:
     return None
 
 
-MORE = pytest.param(range(200, 4000), marks=pytest.mark.slow)
+MORE = pytest.param(range(200, 4000), marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 SEEDS = pytest.mark.parametrize("seeds", [range(200), MORE], ids=["some", "more"])
 
 

@@ -98,6 +98,10 @@ include-path = "/api/v1/jobs"
 checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 422, 429]
 
 [[operations]]
+include-path-regex = "^/v1/"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404]
+
+[[operations]]
 include-path-regex = "^/v2/models/"
 checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 503]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 503]

@@ -59,7 +59,9 @@ class Texts:
             try:
                 self._cancels[index] = self._engine.submit(request, self._listener(loop, index))
             except LatheError as error:
-                raise as_server_error(error) from error
+                self._failed, failure = True, as_server_error(error)
+                self.servable.stats.refused(failure.code)
+                raise failure from error
 
     async def parts(self) -> AsyncIterator[tuple[int, Progress]]:
         """Yield the parts of all texts, each with the index of its request, until all have ended.

@@ -40,11 +40,11 @@ class ChatAnswer(TextAnswer):
         self._calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
         self._parsers = {index: ToolCallParser() for index in range(count)} if with_tools else {}
 
-    def first_events(self) -> Iterable[dict[str, Any]]:
+    def first_choices(self) -> Iterable[dict[str, Any]]:
         for index in range(self._count):
             yield _chunk(index, {"role": "assistant", "content": ""})
 
-    def take(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
+    def choices_of(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
         content, calls = self._split(index, part)
         tokens = [self._logprob(choice) for choice in part.choices] if self._token_text is not None else []
         self._contents[index] += content

@@ -39,7 +39,7 @@ class CompletionAnswer(TextAnswer):
         self._logprobs: dict[int, dict[str, list[Any]]] = defaultdict(_no_tokens)
         self._offsets = {index: len(text) for index, text in self._texts_so_far.items()}
 
-    def take(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
+    def choices_of(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
         text = self._unsent.pop(index, "") + part.text
         self._texts_so_far[index] += part.text
         tokens = self._tokens(index, part.choices)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from lathe.server.api.openai.connected import while_connected
 from lathe.server.api.openai.schemas import EmbeddingRequest
+from lathe.server.api.openai.text_response import send_json
 from lathe.server.errors import BadRequest, Internal
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
@@ -48,9 +49,7 @@ class EmbeddingAnswer(Response):
         except ExceptionGroup as group:  # the first error has cancelled the other texts
             raise group.exceptions[0] from None
         body = await asyncio.to_thread(self._body, results)  # a long list takes long
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_json(send, body)
 
     async def _results(self) -> list[Tensors]:
         """The model's outputs for each text. ExceptionGroup if a text fails."""

@@ -5,67 +5,45 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from lathe.server.api.openai.connected import while_connected
+from lathe.core.language.generation.request import Progress
+from lathe.server.api.openai.text_response import TextResponse, event
 from lathe.server.errors import ServerError
 from lathe.server.generation.texts import Texts
 
 
-class GenerateAnswer(Response):
-    """One text, as a JSON object or as an event for each part. When the client disconnects, the text is cancelled."""
+class GenerateAnswer(TextResponse):
+    """One text, as a JSON object or as an event for each part."""
 
     def __init__(self, texts: Texts, id: str | None, prefix: str, *, streams: bool) -> None:
         """`id`: of the request. `prefix`: comes before the text."""
-        self.status_code, self.background = 200, None
-        self._texts, self._prefix, self._streams = texts, prefix, streams
+        super().__init__(texts, streams=streams)
         ref = texts.servable.ref
         self._head: dict[str, Any] = {"model_name": ref.name, "model_version": str(ref.version)}
         if id is not None:
             self._head["id"] = id
+        self._text = self._unsent = prefix
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. Raises the ServerError of a text that has failed before anything was sent."""
-        self._texts.admit()
-        try:
-            await while_connected(self._send_events(send) if self._streams else self._send_whole(send), receive)
-        finally:
-            self._texts.close()
+    def take(self, index: int, part: Progress) -> Sequence[str]:
+        new, self._unsent = self._unsent + part.text, ""
+        self._text += part.text
+        return [new] if new else []
 
-    async def _send_whole(self, send: Send) -> None:
-        text = self._prefix
-        async for _, part in self._texts.parts():
-            text += part.text
-        body = self._document(text)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    def event_of(self, item: str) -> bytes:
+        return event(self._content(item))
 
-    async def _send_events(self, send: Send) -> None:
-        text, began = self._prefix, False
-        try:
-            async for _, part in self._texts.parts():
-                text += part.text
-                if not began:
-                    began = True
-                    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if text:
-                    await send({"type": "http.response.body", "body": _event(self._document(text)), "more_body": True})
-                    text = ""
-            await send({"type": "http.response.body", "body": b""})
-        except ServerError as error:
-            if not began:
-                raise
-            await send({"type": "http.response.body", "body": _event(orjson.dumps({"error": error.message}))})
+    def document(self) -> bytes:
+        return self._content(self._text)
 
-    def _document(self, text: str) -> bytes:
+    def last_event(self) -> bytes:
+        return b""
+
+    def failure(self, error: ServerError) -> bytes:
+        return event(orjson.dumps({"error": error.message}))
+
+    def _content(self, text: str) -> bytes:
         return orjson.dumps({**self._head, "text_output": text})
-
-
-def _event(document: bytes) -> bytes:
-    return b"data: " + document + b"\n\n"

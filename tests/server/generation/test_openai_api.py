@@ -281,6 +281,15 @@ def test_a_full_queue_refuses_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert first.result()["usage"]["completion_tokens"] == 40
 
 
+def test_a_refused_text_leaves_the_queue_with_the_others_of_its_request(tmp_path: Path) -> None:
+    with serving(tmp_path / "repository", queue_items=1) as server:
+        for stream in (False, True):
+            refused = post(server, "completions", 400, prompt=[[5, 6], [5, 10**8]], max_tokens=400, stream=stream)
+            assert "prompt: expected tokens from 0 to" in refused["error"]["message"]
+            assert complete(server, max_tokens=2)["usage"]["completion_tokens"] > 0
+        wait_for(lambda: metric(server, "lathe_texts_running") == 0, seconds=5)
+
+
 def test_keys_see_and_run_their_models_alone(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     made = {

@@ -13,16 +13,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
+
+from loadtest.row_limits import add_result_options, finish
 
 SHAPES = "56x56x64x256,56x56x256x64,28x28x512x128,14x14x1024x256,7x7x2048x512,512x512,768x3072,3072x768,1024x1024"
 _LIMIT_ZEROS, _LEAST_SPEED = 0.9, 2.0
@@ -135,19 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--zeros", default="0.7,0.8,0.9,0.95", help="shares of zeros, separated by commas")
     parser.add_argument("--batches", default="1,8", help="numbers of rows or images, separated by commas")
     parser.add_argument("--rounds", type=int, default=9, help="rounds; the medians are shown")
-    parser.add_argument("--limits", action="store_true", help="exit with 1 if a limit is missed")
-    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    add_result_options(parser)
     options = parser.parse_args(arguments)
     shares = [float(share) for share in options.zeros.split(",")]
     batches = [int(batch) for batch in options.batches.split(",")]
     table = compare(options.products.split(","), shares, batches, options.rounds)
     _show(table)
-    if options.json:
-        options.json.write_bytes(orjson.dumps([asdict(row) for row in table]))
-    broken = broken_limits(table)
-    for line in broken:
-        print(f"missed: {line}")
-    return int(bool(broken) and options.limits)
+    return finish(options, table, broken_limits(table))
 
 
 def _show(table: Sequence[Row]) -> None:

@@ -22,16 +22,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
+
+from loadtest.row_limits import add_result_options, finish
 
 Run = Callable[[], NDArray[Any]]
 
@@ -210,18 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of each product")
     parser.add_argument("--rows", default="1,4,16,128", help="numbers of rows of x, separated by commas")
     parser.add_argument("--rounds", type=int, default=9, help="rounds; the medians are shown")
-    parser.add_argument("--limits", action="store_true", help="exit with 1 if a limit is missed")
-    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    add_result_options(parser)
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.rows.split(",")]
     table = compare(options.depth, options.columns, counts, options.rounds, options.threads)
     _show(table)
-    if options.json:
-        options.json.write_bytes(orjson.dumps([asdict(row) for row in table]))
-    broken = broken_limits(table)
-    for line in broken:
-        print(f"missed: {line}")
-    return int(bool(broken) and options.limits)
+    return finish(options, table, broken_limits(table))
 
 
 def _show(table: Sequence[Row]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lathe.core.ir.graph import Graph, State
-from lathe.core.ir.types import Dim, DType, TensorType
+from lathe.core.ir.types import DType, TensorType
 from lathe.core.language.attention import LayerCache, cache_places
 from lathe.core.language.coded_weights import traced_with_codes
 from lathe.core.language.decoder import Decoder
@@ -99,8 +99,7 @@ def _with_states(graph: Graph, layout: CacheLayout) -> Graph:
     following = {value.name: value for value in graph.outputs}
     zero = np.zeros((), layout.dtype.numpy)
     for value in [value for value in graph.inputs if f"next.{value.name}" in following]:
-        shape: tuple[Dim, ...] = value.shape
-        initial = np.broadcast_to(zero, shape)  # type: ignore[arg-type]
+        initial = np.broadcast_to(zero, value.tensor.evaluate({}))
         graph.states.append(State(value, following[f"next.{value.name}"], initial))
     states = {state.value for state in graph.states}
     graph.inputs = [value for value in graph.inputs if value not in states]

@@ -124,8 +124,8 @@ class Encoder(Module):
         return self.layer_norm(x)
 
 
-class EncoderLayer(Module):
-    """Self-attention and a feed-forward network, each after a normalization and with a residual connection."""
+class _Layer(Module):
+    """The parts of a layer: each follows a normalization and has a residual connection."""
 
     def __init__(self, settings: WhisperSettings, stack: StackSettings) -> None:
         width = settings.width
@@ -134,15 +134,19 @@ class EncoderLayer(Module):
         self.final_layer_norm = LayerNorm(width)
         self.activation = ACTIVATIONS[settings.activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fed_forward(self.attended(x, None))
-
     def attended(self, x: Tensor, causal: Tensor | None) -> Tensor:
         own = self.self_attn_layer_norm(x)
         return x + self.self_attn(own, own, causal)
 
     def fed_forward(self, x: Tensor) -> Tensor:
         return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
+
+
+class EncoderLayer(_Layer):
+    """Self-attention and a feed-forward network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fed_forward(self.attended(x, None))
 
 
 class Decoder(Module):
@@ -163,7 +167,7 @@ class Decoder(Module):
         return self.layer_norm(x)
 
 
-class DecoderLayer(EncoderLayer):
+class DecoderLayer(_Layer):
     """Attention to earlier tokens, attention to the encoder's results, and a feed-forward network."""
 
     def __init__(self, settings: WhisperSettings, stack: StackSettings) -> None:
@@ -171,7 +175,7 @@ class DecoderLayer(EncoderLayer):
         self.encoder_attn = Attention(settings.width, stack.heads)
         self.encoder_attn_layer_norm = LayerNorm(settings.width)
 
-    def forward(self, x: Tensor, encoded: Tensor, positions: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, encoded: Tensor, positions: Tensor) -> Tensor:
         x = self.attended(x, positions)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), encoded, None)
         return self.fed_forward(x)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lathe.server.api.management.schemas import Published, VersionDetail, VersionState
     from lathe.server.client import Client
 
-_LANGUAGE_MODEL = "lathe_language_model"  # the platform in a model's metadata: server/backends/language.py
-
 
 @with_connection
 def push(
@@ -97,7 +95,10 @@ def describe_version(client: Client, server: Connection, published: Published) -
         return
     if detail.reason:
         yield "reason", detail.reason
-    if published.state == "ready":
+    texts = _generates_texts(detail)
+    if published.state == "ready" and texts:
+        yield "batches", "yes: all texts share each run of the model"
+    elif published.state == "ready":
         yield from _signature_lines(client.describe(name, number), client.config(name, number))
     elif signature := signature_of(detail):
         yield "types", signature
@@ -108,7 +109,7 @@ def describe_version(client: Client, server: Connection, published: Published) -
     same = [str(other.version) for other in versions if other.version != number and other.digest == detail.digest]
     if same and detail.digest:
         yield "note", f"the same bytes as version {', '.join(same)}"
-    yield from _call_lines(server, name, published, _generates_texts(detail))
+    yield from _call_lines(server, name, published, texts)
     if not published.live and published.state == "ready":
         option = " --allow-signature-change" if differs else ""
         yield "next", f"lathe promote {name} {published.version}{option}{server.url_option}"
@@ -135,9 +136,6 @@ def _signature(version: VersionDetail) -> tuple[Any, Any] | None:
 
 
 def _signature_lines(metadata: dict[str, Any], config: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    if metadata.get("platform") == _LANGUAGE_MODEL:
-        yield "batches", "yes: all texts share each run of the model"
-        return
     for side in ("inputs", "outputs"):
         yield side, ", ".join(format_tensor(spec) for spec in metadata[side])
     parameters = config.get("parameters", {})

@@ -10,6 +10,7 @@ from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.kernels.target import Target
+from lathe.core.ops.opdef import registry
 
 _ROWS = 24  # queries times heads that share a pass over the pages: two register tiles with AVX-512
 _LEAST_LANES, _MOST_VECTORS = 4, 8  # of the scores of a page
@@ -71,11 +72,11 @@ def cached_attention(request: Request) -> KernelCall | None:
     """
     node = request.node
     q, keys, tables = node.required_input(0), node.required_input(1), node.required_input(5)
-    extents = (*keys.shape, *q.shape[1:])
-    if not has_plannable_types(node) or not all(isinstance(extent, int) and extent for extent in extents):
+    known = [extent for extent in (*keys.shape, *q.shape[1:]) if isinstance(extent, int) and extent]
+    if not has_plannable_types(node) or len(known) < len(keys.shape) + len(q.shape) - 1:
         return None
-    count, kv_heads, size, page, heads, _ = (int(extent) for extent in extents)  # type: ignore[arg-type]
-    target, group = request.cpu, heads // kv_heads
+    count, kv_heads, size, page, heads, _ = known
+    target, group, view = request.cpu, heads // kv_heads, registry.NodeView(registry.get(node.op), node)
     lanes = math.gcd(page, target.lanes)
     if lanes < _LEAST_LANES or page // lanes > _MOST_VECTORS:
         return None
@@ -90,8 +91,8 @@ def cached_attention(request: Request) -> KernelCall | None:
         count=count,
         page=page,
         most=tables.shape[1],
-        window=int(node.attrs.get("window", 0)),  # type: ignore[arg-type]
-        scale=float(node.attrs["scale"]),  # type: ignore[arg-type]
+        window=view.attr("window"),
+        scale=view.attr("scale"),
         block=max(_ROWS // group, 1),
         lanes=lanes,
         score_rows=_tile_heights(target, vectors, group),

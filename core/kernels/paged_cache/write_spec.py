@@ -38,9 +38,10 @@ def cache_write(request: Request) -> KernelCall | None:
     """Selector of CacheWrite for a cache whose extents are numbers."""
     node = request.node
     pages, rows, _ = (node.required_input(index) for index in range(3))
-    if not has_plannable_types(node) or not all(isinstance(extent, int) and extent for extent in pages.shape):
+    known = [extent for extent in pages.shape if isinstance(extent, int) and extent]
+    if not has_plannable_types(node) or len(known) < len(pages.shape):
         return None
-    count, heads, page, size = (int(extent) for extent in pages.shape)  # type: ignore[arg-type]
+    count, heads, page, size = known
     transposed = bool(node.attrs.get("transposed"))
     if transposed:
         page, size = size, page

@@ -1,4 +1,4 @@
-"""What a caller asks of the generation engine, and what the engine tells the caller."""
+"""Requests to the generation engine, and the progress that it reports to callers."""
 
 from __future__ import annotations
 

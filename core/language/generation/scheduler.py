@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine has done since it was started. Written by its thread alone."""
+    """Counts since the start of the engine. Only its thread writes them."""
 
     runs: int = 0
     prompt_tokens: int = 0  # computed

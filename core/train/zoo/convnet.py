@@ -53,7 +53,7 @@ class ConvNet(Settings):
         "max", description="How stages halve the image: pooling of 2 x 2 pixels, or convolutions of stride 2."
     )
     head: Literal["mean", "flatten"] = Field(
-        "mean", description="What the linear layers read: the mean of each channel, or all pixels."
+        "mean", description="Input of the linear layers: `mean` of each channel, or `flatten`, all pixels."
     )
     hidden: int = Field(0, ge=0, le=65536, description="Width of the hidden layer before the last one; 0: none.")
     activation: ActivationName = Field("relu", description="Activation after each layer but the last.")

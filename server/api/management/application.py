@@ -28,7 +28,8 @@ _KEY_STATUSES = (401, 403)  # statuses of routes that may need a key
 _TEXT_STATUSES = (404, 413, 415, 422, 429)
 _TEXT_PATH = re.compile(r"/v1/|/v2/models/.*/generate(_stream)?$")
 # An error below /v1. Those of a damaged head are sent before the path is known, and have the form of the protocol.
-_OPENAI_FAILURE: dict[str, Any] = {
+_OPENAI_ERROR = "OpenAIError"
+_OPENAI_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {
             "type": "object",
@@ -108,7 +109,7 @@ class Application(FastAPI):
         components = described.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
         schemas.setdefault(Failure.__name__, Failure.model_json_schema())
-        schemas |= protocol_schemas.SCHEMAS
+        schemas |= protocol_schemas.SCHEMAS | {_OPENAI_ERROR: _OPENAI_SCHEMA}
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         statuses = (*_COMMON_STATUSES, *_KEY_STATUSES, *_TEXT_STATUSES)
@@ -152,16 +153,13 @@ def _name(status: int) -> str:
 
 def _described(status: int, path: str) -> dict[str, Any]:
     """The response of an error: below /v1 in the form of OpenAI's API."""
-    if not path.startswith("/v1/"):
-        return {"$ref": f"#/components/responses/{_name(status)}"}
-    return {
-        "description": HTTPStatus(status).phrase,
-        "content": {"application/json": {"schema": _OPENAI_FAILURE}},
-    }
+    if path.startswith("/v1/"):
+        return _failure(status, _OPENAI_ERROR)
+    return {"$ref": f"#/components/responses/{_name(status)}"}
 
 
-def _failure(status: int) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/ProtocolError"}
+def _failure(status: int, kind: str = "ProtocolError") -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{kind}"}
     return {"description": HTTPStatus(status).phrase, "content": {"application/json": {"schema": schema}}}
 
 

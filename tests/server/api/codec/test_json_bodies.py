@@ -99,7 +99,7 @@ GOOD = {
     "id beyond ASCII": json.dumps({"id": "\u00fc\u4e2d\U0001f600", "inputs": [tensor(X)]}, ensure_ascii=False).encode(),
     "escapes in the id": document(tensor(X), id='\u00fc "quoted" \\ \n'),
     "NaN": document(tensor([float("nan"), float("inf"), -float("inf"), 0])),
-    "parameters": document(tensor(X), parameters={"timeout": 1000, "priority": 2, "binary_data_output": True}),
+    "parameters": document(tensor(X), parameters={"timeout": 60_000_000, "priority": 2, "binary_data_output": True}),
     "outputs": document(tensor(X), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
     "too large for single precision": document(tensor([1e39, -1e300, 1e-60, 0])),
     "parameters of the tensor": document({**tensor(X), "parameters": {"data": "x", "note": {"data": 5}}}),

@@ -40,12 +40,20 @@ _OPTIMIZER = {
 LOSSES: dict[str, type[Part]] = {
     kind: make_part(kind, target, meaning, _LOSS)
     for kind, target, meaning in (
-        ("cross_entropy", losses.CrossEntropy, "Cross entropy of logits and classes."),
+        (
+            "cross_entropy",
+            losses.CrossEntropy,
+            "Cross entropy of logits and classes; a final Softmax of the model is left out.",
+        ),
         ("nll", losses.NegativeLogLikelihood, "Negative log-likelihood of log-probabilities and classes."),
         ("mse", losses.MeanSquaredError, "Mean squared error."),
         ("l1", losses.MeanAbsoluteError, "Mean absolute error."),
         ("huber", losses.Huber, "Huber loss: quadratic for small distances, linear for large ones."),
-        ("bce", losses.BinaryCrossEntropy, "Binary cross entropy of logits and independent probabilities."),
+        (
+            "bce",
+            losses.BinaryCrossEntropy,
+            "Binary cross entropy of logits and independent probabilities; a final Sigmoid of the model is left out.",
+        ),
         ("kl", losses.KullbackLeibler, "Kullback-Leibler divergence of log-probabilities and probabilities."),
     )
 }

@@ -11,7 +11,14 @@ from lathe.core.errors import ModelError, UnsupportedError
 from lathe.core.ir.graph import Graph, Value
 from lathe.core.ir.types import TensorType
 from lathe.core.ops.opdef.terms import Term
-from lathe.core.train.training_step.losses import CrossEntropy, Huber, Loss, MeanAbsoluteError, MeanSquaredError
+from lathe.core.train.training_step.losses import (
+    CrossEntropy,
+    Huber,
+    Loss,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    logits_of,
+)
 
 _OF_NUMBERS = (Huber, MeanAbsoluteError, MeanSquaredError)
 
@@ -23,8 +30,8 @@ class Distillation:
     For `CrossEntropy` the distance is T^2 times the Kullback-Leibler divergence of softmax(output / T) from
     softmax(teacher / T), the mean over the batch, for the temperature T; for losses of numbers it is the loss with the
     teacher's output as target. The teacher reads the student's inputs, and its first output counts; of a final softmax
-    the numbers before it. It is part of the step, and not trained. UnsupportedError for another loss, unless
-    `temperature` > 0 and 0 < `weight` <= 1.
+    of the teacher or the student, the numbers before it. It is part of the step, and not trained. UnsupportedError for
+    another loss, unless `temperature` > 0 and 0 < `weight` <= 1.
     """
 
     loss: Loss
@@ -50,7 +57,7 @@ class Distillation:
         answer = self._answer(output)
         if isinstance(self.loss, CrossEntropy):
             logits = (answer / self.temperature).op("LogSoftmax", axis=1)
-            mine = (output / self.temperature).op("LogSoftmax", axis=1)
+            mine = (logits_of(output, axis=1) / self.temperature).op("LogSoftmax", axis=1)
             divergence = (logits.exp() * (logits - mine)).sum([1])
             distance = divergence.mean(keepdims=False) * self.temperature**2
         else:

@@ -1,12 +1,13 @@
 """Losses: write the graph from a model's output and a target to a scalar, the mean over the batch.
 
-Formulas and defaults are those of PyTorch's losses, with the mean over the batch as reduction.
+Formulas and defaults are those of PyTorch's losses, with the mean over the batch as reduction. Losses of logits read
+the numbers before a final Softmax or Sigmoid: a model that gives probabilities is trained as its users expect.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Loss(Protocol):
 class CrossEntropy:
     """Cross entropy of logits [N, C, D1..] and class indices [N, D1..] (int64); PyTorch's CrossEntropyLoss.
 
+    If a Softmax over the classes computes the output, its input has the logits.
     `label_smoothing` e mixes the target distribution with the uniform one: (1 - e) * target + e / C. An index outside 0
     to C - 1 is not refused: it has no target class, and counts in the mean.
     """
@@ -45,7 +47,7 @@ class CrossEntropy:
         return _class_indices(output)
 
     def __call__(self, output: Term, target: Term) -> Term:
-        log_probabilities = output.op("LogSoftmax", axis=1)
+        log_probabilities = logits_of(output, axis=1).op("LogSoftmax", axis=1)
         loss = -_mean_at_target(log_probabilities, target)
         if not self.label_smoothing:
             return loss
@@ -61,7 +63,8 @@ class NextToken:
     """Cross entropy of logits [N, L, C] and the tokens that follow, int64 [N, L]: the mean over the tokens that count.
 
     A token with the target -100 does not count, such as one of a prompt; PyTorch's CrossEntropyLoss with its
-    `ignore_index`. Without a token that counts the loss is 0.
+    `ignore_index`. Without a token that counts the loss is 0. If a Softmax over the tokens computes the output, its
+    input has the logits.
     """
 
     def target(self, output: TensorType) -> TensorType:
@@ -72,7 +75,7 @@ class NextToken:
         if not isinstance(count, int):
             raise UnsupportedError(f"the number of tokens is {count}, expected a number", where=f"%{output.value.name}")
         tokens = output.writer.array(np.arange(count))
-        chosen = target.unsqueeze(2).equals(tokens).where(output.op("LogSoftmax", axis=-1), 0.0)
+        chosen = target.unsqueeze(2).equals(tokens).where(logits_of(output, axis=-1).op("LogSoftmax", axis=-1), 0.0)
         counted = (target >= 0).cast(DType.FLOAT32).sum(keepdims=False)
         return -chosen.sum(keepdims=False) / counted.op("Max", 1.0)
 
@@ -128,14 +131,18 @@ class Huber:
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """Binary cross entropy of logits and probabilities of the same shape (PyTorch's BCEWithLogitsLoss)."""
+    """Binary cross entropy of logits and probabilities of the same shape (PyTorch's BCEWithLogitsLoss).
+
+    If a Sigmoid computes the output, its input has the logits.
+    """
 
     def target(self, output: TensorType) -> TensorType:
         return output
 
     def __call__(self, output: Term, target: Term) -> Term:
         """Computed as max(x, 0) - x*y + log(1 + exp(-|x|)) for output x and target y, which does not overflow."""
-        return _mean(output.op("Relu") - output * target + (-output.abs()).op("Softplus"))
+        logits = _before(output, "Sigmoid")
+        return _mean(logits.op("Relu") - logits * target + (-logits.abs()).op("Softplus"))
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,25 @@ class KullbackLeibler:
         known = target > 0
         log_target = known.where(target, 1.0).log()
         return _mean((target * (log_target - output)).sum(range(1, output.rank)))
+
+
+def logits_of(output: Term, axis: int) -> Term:
+    """The input of the Softmax along `axis` that computes a term, or the term itself.
+
+    The derivative of a Softmax of a Softmax is small where the model is sure and wrong, so such a model learns slowly.
+    """
+    return _before(output, "Softmax", axis % output.rank)
+
+
+def _before(output: Term, op: str, axis: int | None = None) -> Term:
+    """The input of the node with operator `op` that computes a term, or the term itself."""
+    node = output.value.producer
+    while node is not None and node.op == "Identity":
+        node = node.required_input(0).producer
+    if node is None or node.op != op:
+        return output
+    own_axis: Any = node.attrs.get("axis", -1)
+    return output if axis not in (None, own_axis % output.rank) else output.writer.term(node.required_input(0))
 
 
 def _class_indices(output: TensorType) -> TensorType:

@@ -88,15 +88,22 @@ def test_schedules(name: str, schedule: schedules.Schedule) -> None:
     np.testing.assert_allclose([schedule(step) for step in range(len(expected))], expected, 1e-9)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
+LAST_STEPS = {"CrossEntropy": "Softmax", "CrossEntropy smooth": "Softmax", "BinaryCrossEntropy": "Sigmoid"}
+
+
+@pytest.mark.parametrize(
+    ("name", "last_step"), [*((name, None) for name in LOSSES), *((name, op) for name, op in LAST_STEPS.items())]
+)
+def test_losses(name: str, last_step: str | None) -> None:
+    """Losses of logits are the same for a model whose last step makes probabilities of them."""
     loss, expected = LOSSES[name], TORCH["losses"][name]
     output = np.array(TORCH["outputs"], np.float32).reshape(4, 5)
     graph = Graph("loss")
     writer = Writer(graph)
     x = writer.input("x", TensorType(F32, (4, 5)))
     target = writer.input("target", loss.target(x.value.tensor))
-    graph.outputs = [loss(x, target).value]
+    last = x if last_step is None else x.op(last_step).op("Identity")
+    graph.outputs = [loss(last, target).value]
     given = np.array(TORCH["targets"], np.float32).reshape(4, 5)
     if name == "KullbackLeibler":
         given = given / given.sum(1, keepdims=True)

@@ -109,7 +109,9 @@ def add_vision() -> None:
     add_images("mobilenet_v2_hf", lambda: hf.MobileNetV2Model(hf.MobileNetV2Config(depth_multiplier=0.35)), 64)
     add_images("bit", lambda: hf.BitModel(hf.BitConfig(embedding_size=16, num_groups=4, **STAGES)), 64)
     add_images("pvt", lambda: hf.PvtModel(hf.PvtConfig(image_size=64, **STAGES)), 64)
-    add_images("pvt_v2", lambda: hf.PvtV2Model(hf.PvtV2Config(image_size=64, **STAGES)), 64)
+    add_images(
+        "pvt_v2", lambda: hf.PvtV2Model(hf.PvtV2Config(image_size=64, num_attention_heads=[1, 2, 4, 8], **STAGES)), 64
+    )
     add_images(
         "cvt", lambda: hf.CvtModel(hf.CvtConfig(embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 1, 1])), 64
     )
@@ -169,7 +171,7 @@ HIERA = {
     "num_heads": [1, 2, 4, 8],
     "query_stride": [2, 2],
     "patch_stride": [4, 4],
-    "masked_unit_size": [4, 4],
+    "masked_unit_size": [8, 8],
 }
 SWIFT = {"image_size": 64, "depths": [1, 1, 1, 1], "embed_dims": [16, 32, 32, 64], "num_channels": 3}
 GLPN = {

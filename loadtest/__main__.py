@@ -5,6 +5,7 @@ python -m loadtest chaos                                                starts s
 python -m loadtest starting                                             measures the start of a server
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
+python -m loadtest quantized MODEL.onnx                                 measures int8 models beside other quantizers
 python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
 """
@@ -29,6 +30,7 @@ from loadtest import (
     footprint,
     generate,
     packing,
+    quantized,
     report_docs,
     sparse,
     starting,
@@ -66,6 +68,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "generate": generate.main,
     "gpu": gpu.main,
     "packing": packing.main,
+    "quantized": quantized.main,
     "docs": report_docs.main,
     "sparse": sparse.main,
     "starting": starting.main,

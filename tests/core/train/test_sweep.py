@@ -146,6 +146,7 @@ def test_a_sweep_names_its_sampler(tmp_path: Path, name: str, kind: type[Any]) -
     assert isinstance(_new_study(sweep_space.from_json(sweep(sampler=name)), tmp_path).sampler, kind)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_with_its_trials(tmp_path: Path, data: Path) -> None:
     recipe = {**RECIPE, "epochs": 40}
     (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, trials=5, pruner="none"))

@@ -96,6 +96,7 @@ def wrongly_rolled_back(runs: int, stable: Draw, share: float | Ramp) -> int:
     return sum(run.verdict is not Verdict.PROMOTE for run in seen)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stable", [lognormal, failing_now_and_then, mostly_quick])
 def test_an_equal_version_is_promoted(stable: Draw) -> None:
     assert wrongly_rolled_back(20, stable, 0.2) == 0

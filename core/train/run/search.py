@@ -63,6 +63,7 @@ class Search:
         self._finished_trials: list[TrialRecord] = []
         self._running: list[tuple[Trial, optuna.Trial]] = []
         self._started_at = time.monotonic()
+        self._planned = _planned_trials(self.sweep)
         self._study = self._restore_study()
 
     def run(self, stop: Callable[[], bool]) -> Outcome:
@@ -73,7 +74,7 @@ class Search:
         there is no disk space.
         """
         self._event_log.emit(
-            "started", trials=self.sweep.trials, ended=len(self._finished_trials), parallel=self.sweep.parallel
+            "started", trials=self._planned, ended=len(self._finished_trials), parallel=self.sweep.parallel
         )
         try:
             while self._fill() or self._running:
@@ -111,10 +112,10 @@ class Search:
     def _fill(self) -> bool:
         """Start trials up to the number that may run in parallel; returns whether more are to be started later."""
         started = len(self._finished_trials) + len(self._running)
-        while started < self.sweep.trials and len(self._running) < self.sweep.parallel:
+        while started < self._planned and len(self._running) < self.sweep.parallel:
             self._start()
             started += 1
-        return started < self.sweep.trials
+        return started < self._planned
 
     def _start(self) -> None:
         optuna_trial = self._study.ask()
@@ -163,7 +164,7 @@ class Search:
             merit=record.merit,
             error=record.error,
             ended=len(self._finished_trials),
-            trials=self.sweep.trials,
+            trials=self._planned,
             best=best.number if best else None,
             seconds=round(time.monotonic() - self._started_at, 3),
         )
@@ -262,6 +263,16 @@ def _sampler(sweep: Sweep, seed: int) -> optuna.samplers.BaseSampler:
             space = {path: _distribution(span) for path, span in sweep.space.items()}
             return EvolutionSampler(space, sweep.trials, seed)
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _planned_trials(sweep: Sweep) -> int:
+    """The number of trials. Evolution repeats no candidate, so it has at most as many as there are candidates."""
+    if sweep.sampler != "evolution":
+        return sweep.trials
+    from lathe.core.train.run.evolution import candidate_count
+
+    count = candidate_count({path: _distribution(span) for path, span in sweep.space.items()})
+    return sweep.trials if count is None else min(sweep.trials, count)
 
 
 def importance(study: optuna.Study) -> dict[str, float]:

@@ -50,13 +50,18 @@ class SearchProgress:
 
     @property
     def place(self) -> str:
-        return f"trial {len(self.trials)}/{self.total}"
+        return f"trial {self.ended}/{self.total}"
+
+    @property
+    def ended(self) -> int:
+        """The number of trials that have ended, without those that were never trained."""
+        return sum(trial["state"] != "skipped" for trial in self.trials.values())
 
     @property
     def outcome(self) -> str:
-        """In one line, the number of pruned and of failed trials, and the best trial so far with its merit."""
+        """In one line, the numbers of pruned, failed and skipped trials, and the best trial so far with its merit."""
         states = [trial["state"] for trial in self.trials.values()]
-        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
+        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "skipped") if state in states]
         complete = [
             trial for trial in self.trials.values() if trial["state"] == "complete" and trial["merit"] is not None
         ]
@@ -67,7 +72,7 @@ class SearchProgress:
 
     def see(self, values: Mapping[str, Any]) -> None:
         self.trials[values["trial"]] = values
-        self.pace.note(len(self.trials), values["seconds"])
+        self.pace.note(self.ended, values["seconds"])
 
 
 def trial_line(values: Mapping[str, Any]) -> str:
@@ -180,7 +185,7 @@ class TrainingView:
     def render(self) -> RenderableType:
         standing = self.standing
         if tried := standing.search:
-            bar = ProgressBar(total=max(tried.total, 1), completed=len(tried.trials))
+            bar = ProgressBar(total=max(tried.total, 1), completed=tried.ended)
             return Group(_line(tried.place, bar, eta(tried.pace.remaining(tried.total))), _text(tried.outcome))
         if stage := standing.stage:
             bar = ProgressBar(total=stage.total or None, completed=stage.ended, pulse=not stage.ended)

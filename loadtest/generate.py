@@ -15,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from loadtest.generation_peers.peer_protocol import CHUNK, Row, greedy, serve
 
 _PROMPTS, _STREAMS = (32, 128, 512), (4, 8, 16)
 _NEW = 32  # tokens of a stream
+_REST_S = 0.3  # before each turn: the threads of the engine before still spin for a while
 _PAGE, _PAGES = 32, 16 * (CHUNK + 2 * _NEW) // 32
 # Prompts, tokens per prompt, and the tokens whose rate counts: all if `whole`, otherwise those after the first ones.
 Cell = tuple[list[list[int]], int, int, bool]
@@ -125,6 +127,7 @@ def _measured(engines: Mapping[str, _Worker], rounds: int, clock: str) -> list[d
         found: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, engine in engines.items():
+                time.sleep(_REST_S)
                 answer = engine.ask(prompts, count)
                 first, last = answer[clock]
                 found[name].append(tokens / (last if whole else last - first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from lathe.core.compiler.options import Options, make_options
 from lathe.core.compiler.pipeline import compile_host_executable
 from lathe.core.errors import FeedError
 from lathe.core.ir.types import DType
+from lathe.core.language.adapters import Adapter
 from lathe.core.language.cached_graph import CacheLayout, head_graph, step_graph
 from lathe.core.language.language_model import LanguageModel
 from lathe.core.language.token_runner import Chunk
@@ -41,13 +43,14 @@ class CachedDecoder:
         precision: str = "float32",
         cache_dtype: str = "float32",
         cache_dir: str | os.PathLike[str] | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """Compile the decoder for runs of at most `capacity` tokens, and claim the memory of the cache.
 
         The cache has `pages` pages of `page_size` tokens, a multiple of 8 up to 64, in elements of `cache_dtype`:
         float32, float16 or bfloat16. `page_bytes` (in `cached_graph.py`) gives the bytes of a page. ValueError for
         other numbers; MemoryError if the cache does not fit. `precision` is that of `lathe.compile`. Weights that a
-        GGUF file holds in 4 or 8 bits stay in these bits.
+        GGUF file holds in 4 or 8 bits stay in these bits. Chunks choose one of the `adapters` by its number from 1 on.
         """
         if pages < 1 or capacity < 1 or page_size not in range(8, 65, 8):
             raise ValueError(
@@ -56,10 +59,10 @@ class CachedDecoder:
             )
         settings = model.settings
         self.page_size, self.page_count, self.capacity = page_size, pages, capacity
-        self.vocabulary, self.context = settings.vocabulary, settings.context
+        self.vocabulary, self.context, self.adapter_count = settings.vocabulary, settings.context, len(adapters)
         layout = CacheLayout(pages, page_size, _cache_dtype(cache_dtype))
         options = make_options(precision=precision, threads=threads, max_batch=capacity, cache_dir=cache_dir)
-        self._step = _compiled_step(model, layout, options)
+        self._step = _compiled_step(model, layout, options, adapters)
         self._head = compile_host_executable(head_graph(model.module, precision), options, BatchInfo(True, "", "n"), ())
         self._release(model)
         self._embedding = model.module.model.embed_tokens.weight
@@ -83,7 +86,7 @@ class CachedDecoder:
         count = sum(len(chunk.tokens) for chunk in chunks)
         if count > self.capacity:
             raise FeedError(f"chunks: expected at most {self.capacity} tokens, got {count}")
-        tokens, positions, sequences, slots = (np.empty(count, np.int64) for _ in range(4))
+        tokens, positions, sequences, slots, adapters = (np.empty(count, np.int64) for _ in range(5))
         wanted: list[NDArray[np.int64]] = []
         start = 0
         for number, chunk in enumerate(chunks):
@@ -91,6 +94,7 @@ class CachedDecoder:
             self._fill_table(number, chunk)
             places = np.arange(chunk.position, chunk.position + stop - start)
             tokens[start:stop], positions[start:stop], sequences[start:stop] = chunk.tokens, places, number
+            adapters[start:stop] = chunk.adapter
             pages = self._tables[number, places // self.page_size]
             slots[start:stop] = pages * self.page_size + places % self.page_size
             wanted.append(np.arange(stop - chunk.wanted, stop))
@@ -98,7 +102,8 @@ class CachedDecoder:
         if not count:
             return np.empty((0, self.vocabulary), np.float32)
         embedded = self._embedded(tokens)
-        (hidden,) = self._step.run(count, [embedded, positions, sequences, slots, self._tables[:count]])
+        feeds: list[NDArray[Any]] = [embedded, positions, sequences, slots, self._tables[:count]]
+        (hidden,) = self._step.run(count, [*feeds, adapters] if self.adapter_count else feeds)
         rows = hidden[np.concatenate(wanted)]
         if not len(rows):
             return np.empty((0, self.vocabulary), np.float32)
@@ -124,6 +129,8 @@ class CachedDecoder:
             )
         if not 0 <= chunk.wanted <= length:
             raise FeedError(f"chunk {number}: wanted: expected 0 to {length}, got {chunk.wanted}")
+        if not 0 <= chunk.adapter <= self.adapter_count:
+            raise FeedError(f"chunk {number}: adapter: expected 0 to {self.adapter_count}, got {chunk.adapter}")
         needed = -(-end // self.page_size)
         pages = np.asarray(chunk.pages[:needed], np.int64)
         if len(pages) < needed or pages.min() < 0 or pages.max() >= self.page_count:
@@ -143,9 +150,11 @@ class CachedDecoder:
         self._head.close()
 
 
-def _compiled_step(model: LanguageModel, layout: CacheLayout, options: Options) -> Executable:
+def _compiled_step(
+    model: LanguageModel, layout: CacheLayout, options: Options, adapters: Sequence[Adapter]
+) -> Executable:
     """The code of a step, with an empty cache."""
-    graph = step_graph(model.module, layout, options.precision)
+    graph = step_graph(model.module, layout, options.precision, adapters)
     made = compile_host_executable(graph, options, _BATCHING, ())
     for state in graph.states:
         # Zeros from the operating system: pages of memory that no token has reached cost nothing.

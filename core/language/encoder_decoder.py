@@ -99,7 +99,7 @@ class _Decoding(Module):
 
 
 def load_encoder_decoder(path: str | os.PathLike[str]) -> EncoderDecoderModel:
-    """The encoder-decoder in a Hugging Face folder: T5 (1.1 and FLAN-T5, too) or Whisper.
+    """The encoder-decoder in a Hugging Face folder: T5 (1.1 and FLAN-T5, too), mT5 or Whisper.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
     `tokenizer.json`. Weights become float32. ModelError for files that are missing or damaged, and UnsupportedError for

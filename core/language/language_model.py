@@ -55,8 +55,8 @@ def load_language_model(path: str | os.PathLike[str]) -> LanguageModel:
     """The decoder in a Hugging Face folder, or in a GGUF file.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
-    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Mixtral, Qwen2, Qwen3 and
-    their mixtures of experts, GPT-2. Weights become float32.
+    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), SmolLM3, Mistral, Mixtral, Qwen2,
+    Qwen3 and their mixtures of experts, GPT-2. Weights become float32.
     ModelError for files that are missing or damaged, and UnsupportedError for another family, type or setting.
     """
     place = Path(path)

@@ -17,13 +17,14 @@ class Chunk:
     `pages`: the numbers of the cache pages of the sequence, in order; page i holds positions i * page_size to
     (i + 1) * page_size - 1. They cover all positions up to the last token. `wanted`: how many of the last tokens
     need logits: 0 for a chunk inside a prompt, 1 for its end and for a single token, more for drafts and
-    log-probabilities.
+    log-probabilities. `adapter`: the number of the sequence's adapter from 1 on, 0 for none.
     """
 
     tokens: NDArray[np.int64]
     position: int
     pages: Sequence[int]
     wanted: int = 1
+    adapter: int = 0
 
 
 class TokenRunner(Protocol):
@@ -34,6 +35,7 @@ class TokenRunner(Protocol):
     vocabulary: int
     context: int  # the most positions of a sequence
     capacity: int  # the most tokens of a run
+    adapter_count: int
 
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Logits [sum of wanted, vocabulary] of the wanted tokens, in the order of the chunks. Fills the pages.

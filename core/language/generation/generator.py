@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lathe.core.errors import FeedError
+from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.constraint import GrammarCompiler
@@ -20,7 +21,7 @@ from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
-from lathe.core.language.safetensors import read_checkpoint
+from lathe.core.language.safetensors import read_checkpoint, read_safetensors
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.token_runner import Chunk, TokenRunner
@@ -28,13 +29,19 @@ from lathe.core.language.tokenizer import Tokenizer
 
 _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
+_PANEL = 16  # float32 numbers: the widest vector
 SEQUENCES = 64  # texts that run at once
 
 
-def make_runner(model: LanguageModel, options: GeneratorOptions) -> TokenRunner:
+AdapterFiles = Mapping[str, tuple[Path, Path]]  # of each adapter the settings and the weights
+
+
+def make_runner(model: LanguageModel, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
     """The runner of a model that is served."""
     pages = page_count(model.settings, options.cache_bytes)
-    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
+    return CachedDecoder(
+        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads, adapters=adapters
+    )
 
 
 def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
@@ -43,14 +50,31 @@ def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
 
 
-def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """An upper bound of the memory of a model in bytes: the weights of the compiled model, and the cache.
+def memory_bytes(path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None) -> int:
+    """An upper bound of the memory of a model in bytes: the weights of the compiled model, adapters, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return round(sum(sizes)) + options.cache_bytes
+    return round(sum(sizes)) + options.cache_bytes + _adapter_bytes(adapters or {})
+
+
+def _adapter_bytes(adapters: AdapterFiles) -> int:
+    """The bytes of all adapters in the compiled model: of each factor as many times the largest one, and one more.
+
+    Kernels fill rows up to a multiple of `_PANEL`.
+    """
+    largest: dict[str, int] = {}
+    for _, weights in adapters.values():
+        for name, tensor in read_safetensors(weights).items():
+            count = element_count(tensor.shape, name, weights.name)
+            rows = max(tensor.shape[0], 1) if tensor.shape else 1
+            # GPT-2 has one layer for queries, keys and values; compiled, each of the three has both factors.
+            parts = 3 if ".c_attn.lora_A" in name else 1
+            padded = parts * (count // rows) * -(-rows // _PANEL) * _PANEL
+            largest[name] = max(largest.get(name, 0), padded)
+    return 4 * (len(adapters) + 1) * sum(largest.values())
 
 
 def _element_bytes(tensor: StoredTensor) -> float:
@@ -59,20 +83,41 @@ def _element_bytes(tensor: StoredTensor) -> float:
 
 
 class TextGenerator:
-    """Generates texts with a language model. `close` ends all texts, and frees the memory."""
+    """Generates texts with a language model. `close` ends all texts, and frees the memory.
 
-    def __init__(self, model: LanguageModel, options: GeneratorOptions | None = None, name: str = "model") -> None:
+    `adapters` has the number of each adapter by name, for `GenerationRequest.adapter`.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        options: GeneratorOptions | None = None,
+        name: str = "model",
+        adapters: Mapping[str, Adapter] | None = None,
+    ) -> None:
         """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
-        runner = make_runner(model, options or GeneratorOptions())
+        given = adapters or {}
+        self.adapters = {name: number for number, name in enumerate(given, 1)}
+        runner = make_runner(model, options or GeneratorOptions(), list(given.values()))
         runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
         self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, name=name)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], options: GeneratorOptions | None = None) -> TextGenerator:
-        """The generator of a model in a Hugging Face folder or a GGUF file. Raises as `load_language_model`."""
-        return cls(load_language_model(path), options, Path(path).stem)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        options: GeneratorOptions | None = None,
+        adapters: AdapterFiles | None = None,
+    ) -> TextGenerator:
+        """The generator of a model in a Hugging Face folder or a GGUF file, with adapters by name.
+
+        Raises as `load_language_model` and `read_adapter`.
+        """
+        model = load_language_model(path)
+        found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
+        return cls(model, options, Path(path).stem, found)
 
     @property
     def end_tokens(self) -> frozenset[int]:

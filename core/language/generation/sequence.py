@@ -46,7 +46,7 @@ class Sequence:
 
     def keys(self, page_size: int) -> list[bytes]:
         """The keys of all full pages of its tokens."""
-        self._keys = page_keys(self.tokens, page_size, self._keys)
+        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter)
         return self._keys
 
     def choose(self, logits: Logits) -> bool:

@@ -100,7 +100,8 @@ class Search:
 
     def _calibrate(self, limit: LatencyLimit) -> None:
         """Fit the prediction of times to random candidates."""
-        random, candidates = _random_study(self.sweep.seed), Candidates(self.sweep, self._dataset)
+        random = _random_study(self.sweep.seed)
+        candidates = self._candidates or Candidates(self.sweep, self._dataset)
 
         def draw() -> Graph | None:
             trial = random.ask()
@@ -115,10 +116,10 @@ class Search:
         """Choose the result, after the finals if there is a latency limit, and write it."""
         complete = self._complete
         if not complete:
-            why = next((record.error for record in self._finished_trials if record.error), None)
-            if why is None:
+            why = next((record.error for record in self._finished_trials if record.state == "failed"), None)
+            if why is None and self._skipped:
                 why = f"{self._skipped} were predicted to exceed the latency limit, the others pruned or repeated"
-            raise RecipeError(f"none of {len(self._finished_trials)} trials completed: {why}")
+            raise RecipeError(f"none of {len(self._finished_trials)} trials completed: {why or 'all were pruned'}")
         if self._limit is None:
             self._finish(complete[0], self._folder / FOLDER / str(complete[0].number), {})
             return Outcome.DONE

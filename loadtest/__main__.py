@@ -6,6 +6,7 @@ python -m loadtest starting                                             measures
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
 python -m loadtest quantized MODEL.onnx                                 measures int8 models beside other quantizers
+python -m loadtest search                                               searches an architecture within a time
 python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
 """
@@ -32,6 +33,7 @@ from loadtest import (
     packing,
     quantized,
     report_docs,
+    search,
     sparse,
     starting,
     tokens,
@@ -70,6 +72,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "packing": packing.main,
     "quantized": quantized.main,
     "docs": report_docs.main,
+    "search": search.main,
     "sparse": sparse.main,
     "starting": starting.main,
     "tokens": tokens.main,

@@ -2,10 +2,10 @@
 
 MODEL is a GGUF file or a Hugging Face folder. Cells: tokens of a prompt per second until its first token, tokens per
 second of one stream behind a prompt, and those of several streams together, prompts included. All decode greedily.
-Each `--peer ENGINE PYTHON MODEL` adds an engine (llama, ik_llama, onnx_runtime, openvino) that PYTHON has, and its file
-or folder. Each engine has a process of its own; they take turns in every cell, and the table has medians. `--clock cpu`
-counts the processor seconds of the process instead of the time that passes: on one thread, so that other programs on
-the machine matter less.
+Each `--peer ENGINE PYTHON MODEL` adds an engine (llama, ik_llama, onnx_runtime, openvino) that PYTHON has, and its
+file or folder. Each engine has a process of its own; they take turns in every cell, each with an untimed run first,
+and the table has medians. `--clock cpu` counts the processor seconds of the process instead of the time that passes:
+on one thread, so that other programs on the machine matter less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from loadtest.generation_peers.peer_protocol import CHUNK, Row, greedy, serve
 
 _PROMPTS, _STREAMS = (32, 128, 512), (4, 8, 16)
 _NEW = 32  # tokens of a stream
-_REST_S = 0.3  # before each turn: the threads of the engine before still spin for a while
 _PAGE, _PAGES = 32, 16 * (CHUNK + 2 * _NEW) // 32
 # Prompts, tokens per prompt, and the tokens whose rate counts: all if `whole`, otherwise those after the first ones.
 Cell = tuple[list[list[int]], int, int, bool]
@@ -127,7 +125,7 @@ def _measured(engines: Mapping[str, _Worker], rounds: int, clock: str) -> list[d
         found: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, engine in engines.items():
-                time.sleep(_REST_S)
+                engine.ask(prompts, count)  # meanwhile the threads of the engine before stop spinning
                 answer = engine.ask(prompts, count)
                 first, last = answer[clock]
                 found[name].append(tokens / (last if whole else last - first))

@@ -129,16 +129,28 @@ _LANGUAGE_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja"
     r"|model\.safetensors|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"
 )
+_ONNX_DATA = re.compile(r"[\w.-]+\.onnx[._]data")
 
 
 def _language_model(folder: Path) -> UploadBody:
-    """Return the tar archive of the files of a language model. ModelError if the folder has no `config.json`."""
-    from lathe.core.errors import ModelError
+    """Return the tar archive of the files of a language model.
 
-    names = sorted(path.name for path in folder.iterdir() if _LANGUAGE_FILES.fullmatch(path.name))
-    if "config.json" not in names:
+    ModelError if the folder has no `config.json` and no `genai_config.json`.
+    """
+    from lathe.core.errors import ModelError
+    from lathe.core.language.onnx_decoder import DECODER_FILE, GENAI_FILE, onnx_decoder_file
+
+    present = sorted(path.name for path in folder.iterdir())
+    names = [name for name in present if _LANGUAGE_FILES.fullmatch(name)]
+    if GENAI_FILE in present:  # a version has one file that says what it is
+        names = [GENAI_FILE, *(name for name in names if name != "config.json")]
+    elif "config.json" not in names:
         raise ModelError("expected the folder of a language model, with a file 'config.json'", where=folder.name)
-    return archive_of({name: [folder / name] for name in names})
+    files = {name: [folder / name] for name in names}
+    if not any(name.endswith(".safetensors") for name in names) and (decoder := onnx_decoder_file(folder)) is not None:
+        files[DECODER_FILE] = [decoder]
+        files |= {name: [folder / name] for name in present if _ONNX_DATA.fullmatch(name)}
+    return archive_of(files)
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:

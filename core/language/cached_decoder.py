@@ -14,7 +14,7 @@ from lathe.core.errors import FeedError
 from lathe.core.ir.types import DType
 from lathe.core.language.cached_graph import CacheLayout, head_graph, step_graph
 from lathe.core.language.language_model import LanguageModel
-from lathe.core.language.token_runner import Chunk
+from lathe.core.language.token_runner import Chunk, checked_pages
 from lathe.core.language.weight_sources import StoredWeight
 from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.runtime.host.executable import Executable
@@ -88,7 +88,8 @@ class CachedDecoder:
         start = 0
         for number, chunk in enumerate(chunks):
             stop = start + len(chunk.tokens)
-            self._fill_table(number, chunk)
+            listed = checked_pages(self, number, chunk)
+            self._tables[number, : len(listed)] = listed
             places = np.arange(chunk.position, chunk.position + stop - start)
             tokens[start:stop], positions[start:stop], sequences[start:stop] = chunk.tokens, places, number
             pages = self._tables[number, places // self.page_size]
@@ -112,25 +113,6 @@ class CachedDecoder:
         source = self._embedding.source
         rows = source.rows(tokens) if isinstance(source, StoredWeight) else self._embedding.data[tokens]
         return np.ascontiguousarray(rows, np.float32)
-
-    def _fill_table(self, number: int, chunk: Chunk) -> None:
-        """Check a chunk, and put its pages into row `number` of the tables."""
-        length = len(chunk.tokens)
-        end = chunk.position + length
-        if not length or chunk.position < 0 or end > self.context:
-            raise FeedError(
-                f"chunk {number}: expected 1 or more tokens at positions of 0 to {self.context - 1}, "
-                f"got {length} at {chunk.position}"
-            )
-        if not 0 <= chunk.wanted <= length:
-            raise FeedError(f"chunk {number}: wanted: expected 0 to {length}, got {chunk.wanted}")
-        needed = -(-end // self.page_size)
-        pages = np.asarray(chunk.pages[:needed], np.int64)
-        if len(pages) < needed or pages.min() < 0 or pages.max() >= self.page_count:
-            raise FeedError(
-                f"chunk {number}: pages: expected {needed} numbers of 0 to {self.page_count - 1}, got {chunk.pages}"
-            )
-        self._tables[number, :needed] = pages
 
     @property
     def executables(self) -> tuple[Executable, Executable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -38,7 +39,18 @@ class CacheLayout:
         return -(-settings.context // self.page_size)
 
 
-def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
+class CacheSizes(Protocol):
+    """The sizes of a model's keys and values."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+
+def page_bytes(settings: CacheSizes, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
     """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers."""
     return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
 

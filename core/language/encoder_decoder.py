@@ -13,8 +13,8 @@ from lathe.core.ir.graph import Graph
 from lathe.core.language import encoder_decoder_files
 from lathe.core.language.document import Document
 from lathe.core.language.encoder_decoder_files import EncoderDecoderSettings
+from lathe.core.language.folder_texts import folder_tokenizer
 from lathe.core.language.json_file import read_json
-from lathe.core.language.language_model import folder_tokenizer
 from lathe.core.language.log_mel import LogMel
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.t5 import T5, T5Settings

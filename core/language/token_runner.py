@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.errors import FeedError
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -44,3 +46,27 @@ class TokenRunner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def checked_pages(runner: TokenRunner, number: int, chunk: Chunk) -> NDArray[np.int64]:
+    """The pages of a chunk up to its last token: int64 [pages].
+
+    FeedError, which names the chunk's `number` in its run, for a chunk without tokens or beyond the context, for more
+    wanted tokens than it has, and for pages that do not cover it or do not exist.
+    """
+    length = len(chunk.tokens)
+    end = chunk.position + length
+    if not length or chunk.position < 0 or end > runner.context:
+        raise FeedError(
+            f"chunk {number}: expected 1 or more tokens at positions of 0 to {runner.context - 1}, "
+            f"got {length} at {chunk.position}"
+        )
+    if not 0 <= chunk.wanted <= length:
+        raise FeedError(f"chunk {number}: wanted: expected 0 to {length}, got {chunk.wanted}")
+    needed = -(-end // runner.page_size)
+    pages = np.asarray(chunk.pages[:needed], np.int64)
+    if len(pages) < needed or pages.min() < 0 or pages.max() >= runner.page_count:
+        raise FeedError(
+            f"chunk {number}: pages: expected {needed} numbers of 0 to {runner.page_count - 1}, got {chunk.pages}"
+        )
+    return pages

@@ -20,6 +20,8 @@ from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
+from lathe.core.language.onnx_decoder import OnnxDecoder, OnnxDecoderSettings, load_onnx_decoder, onnx_decoder_file
+from lathe.core.language.past_runner import PastRunner
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
@@ -29,15 +31,26 @@ from lathe.core.language.tokenizer import Tokenizer
 _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
 SEQUENCES = 64  # texts that run at once
+_ONNX_COPIES = 2  # of the weights of an ONNX file in memory: the graph's, and those in the layouts of kernels
 
 
-def make_runner(model: LanguageModel, options: GeneratorOptions) -> TokenRunner:
+def make_runner(model: LanguageModel | OnnxDecoder, options: GeneratorOptions) -> TokenRunner:
     """The runner of a model that is served."""
-    pages = page_count(model.settings, options.cache_bytes)
+    pages, settings = page_count(model.settings, options.cache_bytes), model.settings
+    if isinstance(model, OnnxDecoder):
+        return PastRunner(
+            model.graph,
+            vocabulary=settings.vocabulary,
+            context=settings.context,
+            pages=pages,
+            page_size=_PAGE_SIZE,
+            capacity=_CAPACITY,
+            threads=options.threads,
+        )
     return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
 
 
-def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
+def page_count(settings: DecoderSettings | OnnxDecoderSettings, cache_bytes: int) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
@@ -48,6 +61,8 @@ def memory_bytes(path: Path, options: GeneratorOptions) -> int:
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir()) + options.cache_bytes
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
     return round(sum(sizes)) + options.cache_bytes
@@ -61,7 +76,9 @@ def _element_bytes(tensor: StoredTensor) -> float:
 class TextGenerator:
     """Generates texts with a language model. `close` ends all texts, and frees the memory."""
 
-    def __init__(self, model: LanguageModel, options: GeneratorOptions | None = None, name: str = "model") -> None:
+    def __init__(
+        self, model: LanguageModel | OnnxDecoder, options: GeneratorOptions | None = None, name: str = "model"
+    ) -> None:
         """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
@@ -71,8 +88,13 @@ class TextGenerator:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], options: GeneratorOptions | None = None) -> TextGenerator:
-        """The generator of a model in a Hugging Face folder or a GGUF file. Raises as `load_language_model`."""
-        return cls(load_language_model(path), options, Path(path).stem)
+        """The generator of a model in a Hugging Face folder or a GGUF file, or of an ONNX file with past in a folder.
+
+        Raises as `load_language_model` and `load_onnx_decoder`.
+        """
+        place = Path(path)
+        is_onnx = place.is_dir() and onnx_decoder_file(place) is not None
+        return cls(load_onnx_decoder(place) if is_onnx else load_language_model(place), options, place.stem)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -17,6 +17,8 @@ from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.client import ApiError, Client
 from tests.core.language.families import write_folder
+from tests.core.language.test_onnx_decoder import PROMPT, WRITERS
+from tests.core.language.test_onnx_decoder import greedy as onnx_greedy
 from tests.core.language.test_tokenizer import trained
 from tests.server.generation.tiny_model import NAME, gguf_content, greedy, serving
 from tests.server.running import Raw, request, wait_for
@@ -234,6 +236,24 @@ def test_folders_and_models_without_a_template(tmp_path: Path) -> None:
             with pytest.raises(ApiError, match=message) as refused:
                 client.push("damaged", content)
             assert refused.value.status == 422
+
+
+def test_decoders_with_past_as_onnx_files_are_language_models(tmp_path: Path) -> None:
+    """Their files keep their names but that of the graph: a version with model.onnx is a model of tensors."""
+    with service(tmp_path / "repository", generation_cache=1 << 20, threads=1) as server, server.client() as client:
+        for form, files in (
+            ("optimum", ["config.json", "decoder.onnx", "tokenizer.json"]),
+            ("genai", ["chat_template.jinja", "decoder.onnx", "genai_config.json", "text.onnx.data", "tokenizer.json"]),
+        ):
+            (tmp_path / form).mkdir()
+            model = WRITERS[form](tmp_path / form)
+            client.push(form, tmp_path / form)
+            manifest = client.version(form, 1).manifest
+            assert manifest is not None
+            assert sorted(manifest["files"]) == files
+            answer = complete(server, list(PROMPT), model=form, max_tokens=8, ignore_eos=True)
+            assert answer["choices"][0]["text"] == trained().decode(onnx_greedy(model, PROMPT, 8))
+            assert answer["usage"]["completion_tokens"] == 8
 
 
 class Slow:

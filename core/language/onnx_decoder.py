@@ -20,6 +20,7 @@ from lathe.core.language.folder_texts import chat_template, folder_tokenizer
 from lathe.core.language.json_file import read_json
 from lathe.core.language.past_inputs import PastInputs, find_past_inputs
 from lathe.core.language.special_tokens import folder_tokens
+from lathe.core.language.text_sizes import TextSizes
 from lathe.core.language.tokenizer import Tokenizer
 
 GENAI_FILE = "genai_config.json"
@@ -28,21 +29,14 @@ _FILES = (DECODER_FILE, "model.onnx", "decoder_with_past_model.onnx")
 
 
 @dataclass(frozen=True)
-class OnnxDecoderSettings:
-    """The sizes of a decoder as ONNX file: of its cache, its tokens, and the most positions of a sequence."""
-
-    vocabulary: int
-    context: int
-    layers: int
-    kv_heads: int
-    head_size: int
-
-
-@dataclass(frozen=True)
 class OnnxDecoder:
-    """A decoder with past inputs. `chat_template` and `special_tokens` are those of `LanguageModel`."""
+    """A decoder with past inputs, in the ONNX file `path`.
 
-    settings: OnnxDecoderSettings
+    `chat_template` and `special_tokens` are those of `LanguageModel`.
+    """
+
+    settings: TextSizes
+    path: Path
     graph: Graph
     past: PastInputs
     chat_template: str | None
@@ -81,11 +75,17 @@ def load_onnx_decoder(folder: Path) -> OnnxDecoder:
         raise ModelError(f"expected at most {MOST_LAYERS} layers, got {past.layers}", where=path.name)
     logits = next(value.type for value in graph.outputs if value.name == past.logits)
     width = logits.shape[-1] if isinstance(logits, TensorType) and logits.shape else None
-    settings = OnnxDecoderSettings(
+    settings = TextSizes(
         width if isinstance(width, int) else vocabulary, context, past.layers, past.kv_heads, past.head_size
     )
     return OnnxDecoder(
-        settings, graph, past, chat_template(folder), lambda: folder_tokenizer(folder, config), folder_tokens(folder)
+        settings,
+        path,
+        graph,
+        past,
+        chat_template(folder),
+        lambda: folder_tokenizer(folder, config),
+        folder_tokens(folder),
     )
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.compiler.compile import compile
-from lathe.core.errors import FeedError, UnsupportedError
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Array, Graph
+from lathe.core.language.chunk_groups import PagedArrays, Slots, run_in_groups
 from lathe.core.language.past_inputs import PastInputs, find_past_inputs
-from lathe.core.language.token_runner import Chunk, checked_pages
+from lathe.core.language.token_runner import Chunk
 
-Slots = NDArray[np.int64]
 _WARM_UP = ((1, 0), (2, 0), (1, 2), (3, 2))  # tokens and position of a first run
 
 
@@ -53,9 +53,8 @@ class PastRunner:
         self.page_size, self.page_count, self.capacity = page_size, pages, capacity
         self.vocabulary, self.context = vocabulary, context
         self._session = compile(graph, threads=threads, max_batch=capacity, new_shapes="wait", cache_dir=cache_dir)
-        # Zeros from the operating system: pages of memory that no token has reached cost nothing.
-        shape = (len(found.caches), found.kv_heads, pages * page_size, found.head_size)
-        self._cache: Array = np.zeros(shape, found.dtype.numpy)
+        tokens, dtype = pages * page_size, found.dtype.numpy
+        self._cache = PagedArrays(len(found.caches), found.kv_heads, found.head_size, tokens, dtype)
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -67,35 +66,11 @@ class PastRunner:
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Logits [sum of wanted, vocabulary] of the wanted tokens, in the order of the chunks. Fills the pages.
 
-        FeedError for a chunk without tokens or beyond the context, for pages that do not cover it or do not exist, and
-        for more tokens than `capacity`. UnsupportedError for more wanted tokens than the graph has logits of.
+        Raises as `run_in_groups`.
         """
-        if (count := sum(len(chunk.tokens) for chunk in chunks)) > self.capacity:
-            raise FeedError(f"chunks: expected at most {self.capacity} tokens, got {count}")
-        slots = [self._slots(number, chunk) for number, chunk in enumerate(chunks)]
-        groups: dict[tuple[int, int], list[int]] = {}
-        for number, chunk in enumerate(chunks):
-            groups.setdefault((chunk.position, len(chunk.tokens)), []).append(number)
-        rows = [np.empty((0, self.vocabulary), np.float32)] * len(chunks)
-        for numbers in groups.values():
-            logits = self._run_group([chunks[i] for i in numbers], np.stack([slots[i] for i in numbers]))
-            for number, own in zip(numbers, logits, strict=True):
-                if (wanted := chunks[number].wanted) > len(own):
-                    raise UnsupportedError(f"the model has logits of its last {len(own)} tokens, wanted {wanted}")
-                rows[number] = own[len(own) - wanted :]
-        return np.concatenate([np.empty((0, self.vocabulary), np.float32), *rows])
-
-    def _slots(self, number: int, chunk: Chunk) -> Slots:
-        """The places in the cache of all tokens of a sequence up to the end of a chunk: int64 [tokens]."""
-        pages = checked_pages(self, number, chunk)
-        if chunk.tokens.min() < 0 or chunk.tokens.max() >= self.vocabulary:
-            raise FeedError(f"chunk {number}: tokens: expected numbers of 0 to {self.vocabulary - 1}")
-        places = np.arange(chunk.position + len(chunk.tokens))
-        found: Slots = pages[places // self.page_size] * self.page_size + places % self.page_size
-        return found
+        return run_in_groups(self, chunks, lambda chunk: None, self._run_group)
 
     def _run_group(self, chunks: Sequence[Chunk], slots: Slots) -> NDArray[np.float32]:
-        """The logits [chunks, tokens, vocabulary] of chunks of equal positions and lengths; slots are [chunks, end]."""
         names, position = self._names, chunks[0].position
         batch, end = slots.shape
         feeds: dict[str, Array] = {names.tokens: np.stack([chunk.tokens for chunk in chunks])}
@@ -104,11 +79,10 @@ class PastRunner:
         if names.positions is not None:
             feeds[names.positions] = np.tile(np.arange(position, end), (batch, 1))
         feeds = {name: array.astype(self._dtypes[name], copy=False) for name, array in feeds.items()}
-        for cache, pages in zip(names.caches, self._cache, strict=True):
-            feeds[cache.input] = np.ascontiguousarray(pages[:, slots[:, :position]].swapaxes(0, 1))
+        pasts = self._cache.read(slots[:, :position])
+        feeds |= {cache.input: past for cache, past in zip(names.caches, pasts, strict=True)}
         outputs = self._session.run(feeds)
-        for cache, pages in zip(names.caches, self._cache, strict=True):
-            pages[:, slots[:, position:]] = outputs[cache.output][:, :, position:end].swapaxes(0, 1)
+        self._cache.write(slots[:, position:], [outputs[cache.output][:, :, position:end] for cache in names.caches])
         return np.asarray(outputs[names.logits], np.float32)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.errors import FeedError
+from lathe.core.language.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,14 @@ class Chunk:
     `pages`: the numbers of the cache pages of the sequence, in order; page i holds positions i * page_size to
     (i + 1) * page_size - 1. They cover all positions up to the last token. `wanted`: how many of the last tokens
     need logits: 0 for a chunk inside a prompt, 1 for its end and for a single token, more for drafts and
-    log-probabilities.
+    log-probabilities. `source`: what an encoder-decoder reads; None for decoders.
     """
 
     tokens: NDArray[np.int64]
     position: int
     pages: Sequence[int]
     wanted: int = 1
+    source: Source | None = None
 
 
 class TokenRunner(Protocol):

@@ -10,21 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from lathe.core.errors import FeedError
+from lathe.core.errors import FeedError, UnsupportedError
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.constraint import GrammarCompiler
+from lathe.core.language.encoder_decoder import EncoderDecoderModel, is_encoder_decoder, load_encoder_decoder
+from lathe.core.language.encoder_decoder_runner import EncoderDecoderRunner, text_sizes
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.engine import Engine
 from lathe.core.language.generation.options import GeneratorOptions
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
-from lathe.core.language.onnx_decoder import OnnxDecoder, OnnxDecoderSettings, load_onnx_decoder, onnx_decoder_file
+from lathe.core.language.onnx_decoder import OnnxDecoder, load_onnx_decoder, onnx_decoder_file
+from lathe.core.language.paged_onnx_decoder import PagedOnnxDecoder
 from lathe.core.language.past_runner import PastRunner
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
+from lathe.core.language.t5 import T5Settings
+from lathe.core.language.text_sizes import TextSizes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -34,23 +39,52 @@ SEQUENCES = 64  # texts that run at once
 _ONNX_COPIES = 2  # of the weights of an ONNX file in memory: the graph's, and those in the layouts of kernels
 
 
-def make_runner(model: LanguageModel | OnnxDecoder, options: GeneratorOptions) -> TokenRunner:
+Model = LanguageModel | OnnxDecoder | EncoderDecoderModel
+
+
+def make_runner(model: Model, options: GeneratorOptions) -> TokenRunner:
     """The runner of a model that is served."""
-    pages, settings = page_count(model.settings, options.cache_bytes), model.settings
+    sizes = text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
+    pages, threads = page_count(sizes, options.cache_bytes), options.threads
     if isinstance(model, OnnxDecoder):
-        return PastRunner(
-            model.graph,
-            vocabulary=settings.vocabulary,
-            context=settings.context,
-            pages=pages,
-            page_size=_PAGE_SIZE,
-            capacity=_CAPACITY,
-            threads=options.threads,
-        )
-    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
+        return _onnx_runner(model, pages, threads)
+    if isinstance(model, EncoderDecoderModel):
+        return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
+    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
 
 
-def page_count(settings: DecoderSettings | OnnxDecoderSettings, cache_bytes: int) -> int:
+def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRunner:
+    """The runner that has tokens of many sequences in a run, if the graph has the form for it."""
+    paged = PagedOnnxDecoder.of(
+        model.path, model.settings, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads
+    )
+    return paged or PastRunner(
+        model.graph,
+        vocabulary=model.settings.vocabulary,
+        context=model.settings.context,
+        pages=pages,
+        page_size=_PAGE_SIZE,
+        capacity=_CAPACITY,
+        threads=threads,
+    )
+
+
+def load_model(path: Path) -> Model:
+    """The model in a Hugging Face folder or a GGUF file, or as ONNX file with past in a folder.
+
+    Raises as `load_language_model`, `load_onnx_decoder` and `load_encoder_decoder`. UnsupportedError for a Whisper.
+    """
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return load_onnx_decoder(path)
+    if not path.is_dir() or not is_encoder_decoder(path):
+        return load_language_model(path)
+    model = load_encoder_decoder(path)
+    if not isinstance(model.settings, T5Settings):
+        raise UnsupportedError(f"{model.settings.family} reads sound: it does not answer prompts", where=path.name)
+    return model
+
+
+def page_count(settings: DecoderSettings | TextSizes, cache_bytes: int) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
@@ -76,25 +110,20 @@ def _element_bytes(tensor: StoredTensor) -> float:
 class TextGenerator:
     """Generates texts with a language model. `close` ends all texts, and frees the memory."""
 
-    def __init__(
-        self, model: LanguageModel | OnnxDecoder, options: GeneratorOptions | None = None, name: str = "model"
-    ) -> None:
+    def __init__(self, model: Model, options: GeneratorOptions | None = None, name: str = "model") -> None:
         """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         runner = make_runner(model, options or GeneratorOptions())
-        runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
-        self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, name=name)
+        start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
+        if start is None:
+            runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
+        self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, start=start, name=name)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], options: GeneratorOptions | None = None) -> TextGenerator:
-        """The generator of a model in a Hugging Face folder or a GGUF file, or of an ONNX file with past in a folder.
-
-        Raises as `load_language_model` and `load_onnx_decoder`.
-        """
-        place = Path(path)
-        is_onnx = place.is_dir() and onnx_decoder_file(place) is not None
-        return cls(load_onnx_decoder(place) if is_onnx else load_language_model(place), options, place.stem)
+        """The generator of the model in a folder or file. Raises as `load_model`."""
+        return cls(load_model(Path(path)), options, Path(path).stem)
 
     @property
     def end_tokens(self) -> frozenset[int]:

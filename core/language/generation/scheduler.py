@@ -193,7 +193,8 @@ class Scheduler:
             end = sequence.computed + count
             tokens = np.array(sequence.tokens[sequence.computed : end], np.int64)
             wanted = int(end == len(sequence.tokens))
-            steps.append(Step(sequence, Chunk(tokens, sequence.computed, tuple(sequence.pages), wanted)))
+            pages, source = tuple(sequence.pages), sequence.request.source
+            steps.append(Step(sequence, Chunk(tokens, sequence.computed, pages, wanted, source)))
             budget -= count
 
     def _reserve(self, sequence: Sequence, count: int, steps: Items[Step]) -> bool:

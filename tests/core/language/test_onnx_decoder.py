@@ -18,7 +18,7 @@ from lathe.core.language.generation.request import GenerationRequest
 from lathe.core.language.onnx_decoder import load_onnx_decoder
 from lathe.core.language.sampling import SamplingSettings
 from tests.core.decoders import DEPTH, HEADS, WORDS
-from tests.core.language.past_decoders import exported_decoder, group_query_decoder
+from tests.core.language.past_decoders import GENAI_SIZE, exported_decoder, group_query_decoder
 from tests.core.language.test_tokenizer import trained
 from tests.onnx_runtime import plain_session
 
@@ -56,7 +56,8 @@ def greedy(model: ModelProto, prompt: tuple[int, ...], count: int) -> list[int]:
     """The tokens that ONNX Runtime finds, running the whole text for each."""
     session, tokens = plain_session(model.SerializeToString()), list(prompt)
     names = [each.name for each in session.get_inputs() if each.name.startswith("past")]
-    past = np.zeros((1, HEADS // 2, 0, DEPTH), np.float32)
+    size = GENAI_SIZE if any(node.op_type == "GroupQueryAttention" for node in model.graph.node) else DEPTH
+    past = np.zeros((1, HEADS // 2, 0, size), np.float32)
     for _ in range(count):
         ids = np.array([tokens])
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), **dict.fromkeys(names, past)}

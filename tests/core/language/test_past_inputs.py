@@ -15,7 +15,7 @@ from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType
 from lathe.core.language.past_inputs import find_past_inputs
 from tests.core.decoders import DEPTH, HEADS
-from tests.core.language.past_decoders import exported_decoder, group_query_decoder
+from tests.core.language.past_decoders import GENAI_SIZE, exported_decoder, group_query_decoder
 
 
 def decoder(rename: Callable[[str], str] = lambda name: name, **settings: int) -> Graph:
@@ -83,7 +83,7 @@ def test_sizes_that_only_the_outputs_have() -> None:
     assert str(graph.inputs[2].type) == "float32[batch,2,past,kv_cache_dim]"
     found = find_past_inputs(graph)
     assert found is not None
-    assert (found.kv_heads, found.head_size) == (HEADS // 2, DEPTH)
+    assert (found.kv_heads, found.head_size) == (HEADS // 2, GENAI_SIZE)
 
 
 def test_unknown_sizes_are_an_error() -> None:

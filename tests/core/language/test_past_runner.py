@@ -15,7 +15,7 @@ from lathe.core.errors import FeedError, UnsupportedError
 from lathe.core.language.past_runner import PastRunner
 from lathe.core.language.token_runner import Chunk
 from tests.core.decoders import DEPTH, HEADS, WORDS
-from tests.core.language.past_decoders import exported_decoder, group_query_decoder
+from tests.core.language.past_decoders import GENAI_SIZE, exported_decoder, group_query_decoder
 from tests.onnx_runtime import plain_session
 
 MODELS = {"exporters": exported_decoder(shared=2, layers=2), "genai": group_query_decoder()}
@@ -25,9 +25,12 @@ PAGE = 8
 PAGES = [[7, 2, 9, 4, 11], [0, 6, 1, 8, 3], [10, 5, 12, 14, 13]]  # of each sequence
 
 
-def expected(model: ModelProto, layers: int) -> Any:
-    """ONNX Runtime's logits of whole sequences."""
-    past = np.zeros((len(TOKENS), HEADS // 2, 0, DEPTH), np.float32)
+SIZES = {"exporters": DEPTH, "genai": GENAI_SIZE}
+
+
+def expected(model: ModelProto, layers: int, size: int) -> Any:
+    """ONNX Runtime's logits of whole sequences, for heads of `size` elements."""
+    past = np.zeros((len(TOKENS), HEADS // 2, 0, size), np.float32)
     feeds = {f"past_key_values.{layer}.{part}": past for layer in range(layers) for part in ("key", "value")}
     feeds |= {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
     return plain_session(model.SerializeToString()).run(["logits"], feeds)[0]
@@ -38,7 +41,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[PastRunner, Any]]:
     model = MODELS[request.param]
     graph = lathe.load(model.SerializeToString())
     runner = PastRunner(graph, vocabulary=WORDS, context=40, pages=15, page_size=PAGE, capacity=80, threads=1)
-    yield runner, expected(model, LAYERS[request.param])
+    yield runner, expected(model, LAYERS[request.param], SIZES[request.param])
     runner.close()
 
 

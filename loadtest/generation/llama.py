@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--float32", type=Path, help="the same weights in float32, as GGUF file")
     parser.add_argument("--precision", type=lambda text: text.split(","), default=["float32"])
     parser.add_argument("--tokens", type=int, default=10_000, help="of the text for perplexity")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(arguments)
     model = load_language_model(args.model)
     runs: dict[str, Run] = {}
@@ -83,13 +83,13 @@ def main(arguments: Sequence[str]) -> int:
         found = {name: run([*prompt, *tokens[:-1]], len(prompt) - 1) for name, run in runs.items()}
         for (one, other), pair in pairs.items():
             pair.add(found[one], found[other])
+    _show_pairs(pairs)
     perplexities = _perplexities(runs, long_text(model, args.tokens))
-    _show(pairs, perplexities)
-    pair, (own, theirs) = pairs[f"lathe {args.precision[0]}", "llama.cpp"], list(perplexities.values())[:2]
+    _show_perplexities(perplexities)
+    first = f"lathe {args.precision[0]}"
+    pair, ratio = pairs[first, "llama.cpp"], perplexities[first] / perplexities["llama.cpp"]
     kept = pair.same >= SAME * pair.places or not pair.far
-    if len(args.precision) > 1:
-        theirs = perplexities["llama.cpp"]
-    return int(not kept or abs(own / theirs - 1) > PERPLEXITY)
+    return int(not kept or abs(ratio - 1) > PERPLEXITY)
 
 
 def _lathe(model: LanguageModel, threads: int, precision: str) -> Run:
@@ -133,8 +133,7 @@ def _perplexities(runs: Mapping[str, Run], tokens: list[int]) -> dict[str, float
     return {name: float(np.exp(np.mean(each))) for name, each in losses.items()}
 
 
-def _show(pairs: Mapping[tuple[str, str], Pair], perplexities: Mapping[str, float]) -> None:
-    console = Console()
+def _show_pairs(pairs: Mapping[tuple[str, str], Pair]) -> None:
     table = Table(
         "engines", "same best token", "places", "share", f"others {CLOSE} or more apart", "largest difference"
     )
@@ -142,8 +141,11 @@ def _show(pairs: Mapping[tuple[str, str], Pair], perplexities: Mapping[str, floa
         share = f"{pair.same / pair.places:.2%}"
         row = (f"{one}, {other}", str(pair.same), str(pair.places), share, str(pair.far), f"{pair.difference:.2g}")
         table.add_row(*row)
-    console.print(table)
+    Console().print(table)
+
+
+def _show_perplexities(perplexities: Mapping[str, float]) -> None:
     table = Table("engine", "perplexity")
     for name, perplexity in perplexities.items():
         table.add_row(name, f"{perplexity:.4f}")
-    console.print(table)
+    Console().print(table)

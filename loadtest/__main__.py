@@ -5,6 +5,8 @@ python -m loadtest chaos                                                starts s
 python -m loadtest starting                                             measures the start of a server
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
+python -m loadtest quantized MODEL.onnx                                 measures int8 models beside other quantizers
+python -m loadtest search                                               searches an architecture within a time
 python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
 python -m loadtest generation CHECK                                     checks text generation
@@ -30,7 +32,9 @@ from loadtest import (
     footprint,
     generate,
     packing,
+    quantized,
     report_docs,
+    search,
     sparse,
     starting,
     tokens,
@@ -69,7 +73,9 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "generation": generation.main,
     "gpu": gpu.main,
     "packing": packing.main,
+    "quantized": quantized.main,
     "docs": report_docs.main,
+    "search": search.main,
     "sparse": sparse.main,
     "starting": starting.main,
     "tokens": tokens.main,

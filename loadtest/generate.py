@@ -2,9 +2,10 @@
 
 MODEL is a GGUF file or a Hugging Face folder. Cells: tokens of a prompt per second until its first token, tokens per
 second of one stream behind a prompt, and those of several streams together, prompts included. All decode greedily.
-With `--llama PYTHON`, a Python that has llama-cpp-python runs the same GGUF file. Each engine has a process of its own;
-they take turns in every cell, and the table has medians. `--clock cpu` counts the processor seconds of the process
-instead of the time that passes: on one thread, so that other programs on the machine matter less.
+Each `--peer ENGINE PYTHON MODEL` adds an engine (llama, ik_llama, onnx_runtime, openvino) that PYTHON has, and its
+file or folder. Each engine has a process of its own; they take turns in every cell, each with an untimed run first,
+and the table has medians. `--clock cpu` counts the processor seconds of the process instead of the time that passes:
+on one thread, so that other programs on the machine matter less.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.llama_cpp_peer import CHUNK, Row, serve
+from loadtest.generation_peers.peer_protocol import CHUNK, Row, greedy, serve
 
 _PROMPTS, _STREAMS = (32, 128, 512), (4, 8, 16)
 _NEW = 32  # tokens of a stream
@@ -39,9 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for threads in args.threads:
         engines = {f"lathe {each}": _lathe(args.model, threads, each) for each in args.precision}
-        if args.llama:
-            peer = Path(__file__).with_name("llama_cpp_peer.py")
-            engines["llama.cpp"] = _Worker([args.llama, str(peer), str(args.model), str(threads)])
+        for engine, python, model in args.peer:
+            engines[f"{engine} {Path(model).stem}"] = _peer(engine, python, model, threads)
         rows += [{"threads": threads, **row} for row in _measured(engines, args.rounds, args.clock)]
     print(json.dumps(rows, indent=1)) if args.json else _show(rows)
     return 0
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2])
     parser.add_argument("--precision", type=lambda text: text.split(","), default=["float32"])
-    parser.add_argument("--llama", help="a Python with llama-cpp-python")
+    parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("ENGINE", "PYTHON", "MODEL"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 class _Worker:
     """An engine in a process of its own, which answers one request at a time."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: Sequence[str], cwd: Path | None = None) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd)
         limits = self._answer()
         self.vocabulary, self.context = int(limits["vocabulary"]), int(limits["context"])
 
@@ -89,6 +89,15 @@ class _Worker:
 def _lathe(model: Path, threads: int, precision: str) -> _Worker:
     options = [str(model), "--threads", str(threads), "--precision", precision, "--worker"]
     return _Worker([sys.executable, "-m", "loadtest", "generate", *options])
+
+
+def _peer(engine: str, python: str, model: str, threads: int) -> _Worker:
+    script = Path(__file__).parent / "generation_peers" / f"{engine}_peer.py"
+    if not script.exists():
+        names = sorted(path.stem.removesuffix("_peer") for path in script.parent.glob("*_peer.py"))
+        raise SystemExit(f"--peer: expected an engine of {', '.join(names)}, got {engine!r}")
+    module = f"loadtest.generation_peers.{script.stem}"
+    return _Worker([python, "-m", module, str(Path(model).resolve()), str(threads)], cwd=Path(__file__).parents[1])
 
 
 def _cells(vocabulary: int, context: int) -> dict[str, Cell]:
@@ -116,6 +125,7 @@ def _measured(engines: Mapping[str, _Worker], rounds: int, clock: str) -> list[d
         found: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, engine in engines.items():
+                engine.ask(prompts, count)  # meanwhile the threads of the engine before stop spinning
                 answer = engine.ask(prompts, count)
                 first, last = answer[clock]
                 found[name].append(tokens / (last if whole else last - first))
@@ -147,7 +157,7 @@ def _serve_lathe(path: Path, threads: int, precision: str) -> None:
                 start = at
         return [int(token) for token in decoder.run(chunks).argmax(-1)]
 
-    serve(step, lambda: None, decoder.vocabulary, decoder.context)
+    serve(lambda prompts, count: greedy(step, prompts, count), decoder.vocabulary, decoder.context)
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -74,8 +74,10 @@ def foreign_format(start: bytes) -> str:
     return next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), "")
 
 
-def body_of(content: Path | bytes) -> UploadBody:
+def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None) -> UploadBody:
     """Return the upload of a model, given as bytes, as a file, or as the Hugging Face folder of a language model.
+
+    `adapters` are folders by name, for a language model: a GGUF file or a folder.
 
     Bytes and GGUF files are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an
     ONNX file with its external weights if it has any. Raises OSError if a file cannot be read,
@@ -85,12 +87,10 @@ def body_of(content: Path | bytes) -> UploadBody:
     """
     if isinstance(content, bytes):
         return UploadBody((content,))
-    if content.is_dir():
-        return _language_model(content)
+    if is_language_model(content):
+        return _language_model(content, adapters or {})
     if content.name == PIPELINE:
         return _pipeline(content)
-    if _starts_with(content, GGUF_MAGIC):
-        return UploadBody((content,))
     from lathe.core.errors import ModelError, UnsupportedError
     from lathe.core.frontends.merge_external_data import merge_external_data
     from lathe.core.frontends.proto import parse_model
@@ -132,8 +132,39 @@ _LANGUAGE_FILES = re.compile(
 _ONNX_DATA = re.compile(r"[\w.-]+\.onnx[._]data")
 
 
-def _language_model(folder: Path) -> UploadBody:
-    """Return the tar archive of the files of a language model.
+def is_language_model(path: Path) -> bool:
+    """Whether a path is a GGUF file or a folder, as which `body_of` takes language models."""
+    return path.is_dir() or _starts_with(path, GGUF_MAGIC)
+
+
+def _language_model(path: Path, adapters: Mapping[str, Path]) -> UploadBody:
+    """Return a GGUF file unchanged, or the tar archive of the files of a language model and its adapters.
+
+    ModelError if a folder has no `config.json` and no `genai_config.json`, or an adapter has no such files or a bad
+    name.
+    """
+    if path.is_file() and not adapters:
+        return UploadBody((path,))
+    files = {"model.gguf": path} if path.is_file() else _folder_files(path)
+    return archive_of({name: [file] for name, file in (files | _adapter_files(adapters)).items()})
+
+
+def _adapter_files(adapters: Mapping[str, Path]) -> dict[str, Path]:
+    if not adapters:
+        return {}
+    from lathe.core.errors import ModelError
+    from lathe.core.language.adapters import adapter_files
+
+    files: dict[str, Path] = {}
+    for name, folder in adapters.items():
+        if _ADAPTER_NAME.fullmatch(name) is None:
+            raise ModelError(f"name of an adapter: expected {_ADAPTER_NAME.pattern}, got {name[:80]!r}")
+        files |= zip(adapter_file_names(name), adapter_files(folder), strict=True)
+    return files
+
+
+def _folder_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a language model in a folder, by their names in an upload.
 
     ModelError if the folder has no `config.json` and no `genai_config.json`.
     """
@@ -146,11 +177,28 @@ def _language_model(folder: Path) -> UploadBody:
         names = [GENAI_FILE, *(name for name in names if name != "config.json")]
     elif "config.json" not in names:
         raise ModelError("expected the folder of a language model, with a file 'config.json'", where=folder.name)
-    files = {name: [folder / name] for name in names}
+    files = {name: folder / name for name in names}
     if not any(name.endswith(".safetensors") for name in names) and (decoder := onnx_decoder_file(folder)) is not None:
-        files[DECODER_FILE] = [decoder]
-        files |= {name: [folder / name] for name in present if _ONNX_DATA.fullmatch(name)}
-    return archive_of(files)
+        files[DECODER_FILE] = decoder
+        files |= {name: folder / name for name in present if _ONNX_DATA.fullmatch(name)}
+    return files
+
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ADAPTER_SETTINGS = re.compile(rf"adapter\.({_ADAPTER_NAME.pattern})\.json")
+
+
+def adapter_file_names(name: str) -> tuple[str, str]:
+    """Return the names of the settings and the weights of an adapter beside its model."""
+    return f"adapter.{name}.json", f"adapter.{name}.safetensors"
+
+
+def stored_adapters(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Return the files of the adapters in the folder of a version, by name in ascending order."""
+    matches = (_ADAPTER_SETTINGS.fullmatch(path.name) for path in folder.iterdir())
+    names = sorted(match[1] for match in matches if match is not None)
+    found = ((name, adapter_file_names(name)) for name in names)
+    return {name: (folder / settings, folder / weights) for name, (settings, weights) in found}
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:

@@ -161,6 +161,17 @@ def _optimize(graph: Graph, options: Options, batching: BatchInfo, binding: Code
     return OptimizedGraph(*run_passes(bound, options), supposed)
 
 
+def plan_without_code(graph: Graph, options: Options, batching: BatchInfo) -> Plan:
+    """The plan of `graph` on the host, with the kernels that are chosen without measuring; no code is compiled.
+
+    `batching` is that of the model's description. ModelError as in `build`.
+    """
+    options = replace(options, tune=0.0, devices=())
+    optimized = _optimize(graph, options, batching, ())
+    choose = choices(optimized.graph, target_of(options), options, None, None)
+    return plan_graph(optimized.graph, options, choose, optimized.reports, optimized.supposed)[0].plan
+
+
 def target_of(options: Options) -> Target:
     """The host's CPU as target, with TensorFloat-32 products if the options' precision is "tf32"."""
     return replace(host(), tf32=options.precision == "tf32")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.compiler.options import make_options
 from lathe.core.ir.types import DType
+from lathe.core.language.adapters import Adapter
 from lathe.core.language.cached_graph import CacheLayout, head_graph, step_graph
 from lathe.core.language.language_model import LanguageModel
 from lathe.core.language.packed_decoder import PackedDecoder, compiled_head, compiled_step
@@ -34,13 +36,14 @@ class CachedDecoder(PackedDecoder):
         precision: str = "float32",
         cache_dtype: str = "float32",
         cache_dir: str | os.PathLike[str] | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """Compile the decoder for runs of at most `capacity` tokens, and claim the memory of the cache.
 
         The cache has `pages` pages of `page_size` tokens, a multiple of 8 up to 64, in elements of `cache_dtype`:
         float32, float16 or bfloat16. `page_bytes` (in `cached_graph.py`) gives the bytes of a page. ValueError for
         other numbers; MemoryError if the cache does not fit. `precision` is that of `lathe.compile`. Weights that a
-        GGUF file holds in 4 or 8 bits stay in these bits.
+        GGUF file holds in 4 or 8 bits stay in these bits. Chunks choose one of the `adapters` by its number from 1 on.
         """
         if pages < 1 or capacity < 1 or page_size not in range(8, 65, 8):
             raise ValueError(
@@ -51,13 +54,14 @@ class CachedDecoder(PackedDecoder):
         layout = CacheLayout(pages, page_size, _cache_dtype(cache_dtype))
         options = make_options(precision=precision, threads=threads, max_batch=capacity, cache_dir=cache_dir)
         super().__init__(
-            compiled_step(step_graph(model.module, layout, precision), options),
+            compiled_step(step_graph(model.module, layout, precision, adapters), options),
             compiled_head(head_graph(model.module, precision), options),
             vocabulary=settings.vocabulary,
             context=settings.context,
             pages=pages,
             page_size=page_size,
             capacity=capacity,
+            adapters=len(adapters),
         )
         self._release(model)
         self._embedding = model.module.model.embed_tokens.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from lathe.core.ir.graph import Graph, State
 from lathe.core.ir.types import DType, TensorType
+from lathe.core.language.adapters import Adapter
 from lathe.core.language.attention import LayerCache, cache_places
 from lathe.core.language.coded_weights import traced_with_codes
 from lathe.core.language.decoder import Decoder
@@ -54,12 +56,15 @@ def page_bytes(settings: CacheSizes, page_size: int = 32, dtype: DType = DType.F
     return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
 
 
-def step_graph(decoder: Decoder, layout: CacheLayout, precision: str = "float32") -> Graph:
+def step_graph(
+    decoder: Decoder, layout: CacheLayout, precision: str = "float32", adapters: Sequence[Adapter] = ()
+) -> Graph:
     """Tokens of many sequences to hidden states, with the cache as state.
 
     `embedded` float32 [n, width] are the rows of the embedding. `positions`, `sequences` and `slots` int64 [n], and
     `tables` int64 [n, pages of the longest sequence]: see the operators CacheWrite and CachedAttention. The result is
-    `hidden` float32 [n, width], after the last normalization. Weights that a GGUF file has in codes stay codes.
+    `hidden` float32 [n, width], after the last normalization. Weights that a GGUF file has in codes stay codes. With
+    `adapters` the last input is `adapters` int64 [n]: the number of each token's adapter from 1 on, 0 for none.
     """
     settings = decoder.settings
     keys, values = (TensorType(layout.dtype, shape) for shape in layout.shapes(settings))
@@ -69,7 +74,8 @@ def step_graph(decoder: Decoder, layout: CacheLayout, precision: str = "float32"
     for layer in range(settings.layers):
         inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
 
-    return with_states(traced_with_codes(decoder, _Step, inputs, (), settings.family, precision), layout)
+    graph = traced_with_codes(decoder, _Step, inputs, (), settings.family, precision, adapters)
+    return with_states(graph, layout)
 
 
 def head_graph(decoder: Decoder, precision: str = "float32") -> Graph:

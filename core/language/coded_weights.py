@@ -8,6 +8,8 @@ import numpy as np
 
 from lathe.core.ir.graph import Array, Attr, Graph, Node
 from lathe.core.ir.types import TensorType
+from lathe.core.language.adapted_graph import add_adapters
+from lathe.core.language.adapters import Adapter
 from lathe.core.language.decoder import Decoder
 from lathe.core.language.gguf_codes import BlockCodes
 from lathe.core.language.weight_sources import StoredWeight
@@ -28,11 +30,13 @@ def traced_with_codes(
     outputs: Sequence[str],
     name: str,
     precision: str = "float32",
+    adapters: Sequence[Adapter] = (),
 ) -> Graph:
     """The graph of `form(decoder)`, a module whose attribute `decoder` it is, for this precision of `lathe.compile`.
 
-    Products with weights that have codes (`StoredWeight.codes`) become DequantizedMatMul. Such a weight is decoded only
-    if another operator reads it.
+    With `adapters` it has their products and the input `adapters` (`lathe.core.language.adapted_graph`). Products with
+    weights that have codes (`StoredWeight.codes`) become DequantizedMatMul. Such a weight is decoded only if another
+    operator reads it.
     """
     parameters = dict(decoder.named_state())
     with init.skipped():
@@ -41,6 +45,8 @@ def traced_with_codes(
         parameter.requires_grad = True  # so that constants are read by the products themselves
         parameter.defer(_placeholder(parameters[path]) if _has_codes(parameters[path]) else _reader(parameters[path]))
     graph = trace(form(skeleton), inputs, outputs, name)
+    if adapters:
+        add_adapters(graph, adapters, {value: _layer(value.name) for value in graph.constants})
     names = {f"{_PREFIX}{path}": parameter for path, parameter in parameters.items() if _has_codes(parameter)}
     coded = {value: names[value.name] for value in graph.constants if value.name in names}
     editor = Editor(graph)
@@ -54,6 +60,11 @@ def traced_with_codes(
     for value in coded.keys() & graph.constants.keys():
         graph.constants[value] = _reader(coded[value])()
     return graph
+
+
+def _layer(name: str) -> str:
+    """The path of the layer whose weight has this name in the graph."""
+    return name.removeprefix(_PREFIX).removesuffix(".weight")
 
 
 def _has_codes(parameter: Parameter) -> bool:

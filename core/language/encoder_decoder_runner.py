@@ -36,6 +36,8 @@ class EncoderDecoderRunner:
     equal positions, lengths and lengths of sources share a run. Not thread-safe: one run at a time.
     """
 
+    adapter_count = 0
+
     def __init__(
         self,
         model: EncoderDecoderModel,

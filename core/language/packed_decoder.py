@@ -23,16 +23,16 @@ class PackedDecoder(ABC):
     """Implements `lathe.core.language.token_runner.TokenRunner` with two executables.
 
     The step takes an input for the tokens, then `positions`, `sequences`, `slots` and `tables` of the operators
-    CacheWrite and CachedAttention, and gives hidden states; the head makes logits of hidden states. Not thread-safe:
-    one run at a time.
+    CacheWrite and CachedAttention, with adapters also the number of each token's. It gives hidden states, and the head
+    makes logits of them. Not thread-safe: one run at a time.
     """
 
     def __init__(
         self, step: Executable, head: Executable, *, vocabulary: int, context: int, pages: int, page_size: int,
-        capacity: int,
+        capacity: int, adapters: int = 0,
     ) -> None:  # fmt: skip
         self._step, self._head = step, head
-        self.vocabulary, self.context = vocabulary, context
+        self.vocabulary, self.context, self.adapter_count = vocabulary, context, adapters
         self.page_size, self.page_count, self.capacity = page_size, pages, capacity
         self._tables = np.zeros((capacity, -(-context // page_size)), np.int64)
 
@@ -48,7 +48,7 @@ class PackedDecoder(ABC):
         count = sum(len(chunk.tokens) for chunk in chunks)
         if count > self.capacity:
             raise FeedError(f"chunks: expected at most {self.capacity} tokens, got {count}")
-        tokens, positions, sequences, slots = (np.empty(count, np.int64) for _ in range(4))
+        tokens, positions, sequences, slots, adapters = (np.empty(count, np.int64) for _ in range(5))
         wanted: list[NDArray[np.int64]] = []
         start = 0
         for number, chunk in enumerate(chunks):
@@ -57,6 +57,7 @@ class PackedDecoder(ABC):
             self._tables[number, : len(listed)] = listed
             places = np.arange(chunk.position, chunk.position + stop - start)
             tokens[start:stop], positions[start:stop], sequences[start:stop] = chunk.tokens, places, number
+            adapters[start:stop] = chunk.adapter
             pages = self._tables[number, places // self.page_size]
             slots[start:stop] = pages * self.page_size + places % self.page_size
             wanted.append(np.arange(stop - chunk.wanted, stop))
@@ -65,7 +66,8 @@ class PackedDecoder(ABC):
             return np.empty((0, self.vocabulary), np.float32)
         if tokens.min() < 0 or tokens.max() >= self.vocabulary:
             raise FeedError(f"tokens: expected 0 to {self.vocabulary - 1}, got {tokens.min()} to {tokens.max()}")
-        (hidden,) = self._step.run(count, [self._inputs(tokens), positions, sequences, slots, self._tables[:count]])
+        feeds = [self._inputs(tokens), positions, sequences, slots, self._tables[:count]]
+        (hidden,) = self._step.run(count, [*feeds, adapters] if self.adapter_count else feeds)
         rows = hidden[np.concatenate(wanted)]
         if not len(rows):
             return np.empty((0, self.vocabulary), np.float32)

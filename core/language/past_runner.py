@@ -26,6 +26,8 @@ class PastRunner:
     lengths share a run of the graph, so no sequence is padded. Not thread-safe: one run at a time.
     """
 
+    adapter_count = 0
+
     def __init__(
         self,
         graph: Graph,

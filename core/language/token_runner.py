@@ -20,13 +20,15 @@ class Chunk:
     `pages`: the numbers of the cache pages of the sequence, in order; page i holds positions i * page_size to
     (i + 1) * page_size - 1. They cover all positions up to the last token. `wanted`: how many of the last tokens
     need logits: 0 for a chunk inside a prompt, 1 for its end and for a single token, more for drafts and
-    log-probabilities. `source`: what an encoder-decoder reads; None for decoders.
+    log-probabilities. `adapter`: the number of the sequence's adapter from 1 on, 0 for none. `source`: what an
+    encoder-decoder reads; None for decoders.
     """
 
     tokens: NDArray[np.int64]
     position: int
     pages: Sequence[int]
     wanted: int = 1
+    adapter: int = 0
     source: Source | None = None
 
 
@@ -38,6 +40,7 @@ class TokenRunner(Protocol):
     vocabulary: int
     context: int  # the most positions of a sequence
     capacity: int  # the most tokens of a run
+    adapter_count: int
 
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Logits [sum of wanted, vocabulary] of the wanted tokens, in the order of the chunks. Fills the pages.
@@ -65,6 +68,8 @@ def checked_pages(runner: TokenRunner, number: int, chunk: Chunk) -> NDArray[np.
         )
     if not 0 <= chunk.wanted <= length:
         raise FeedError(f"chunk {number}: wanted: expected 0 to {length}, got {chunk.wanted}")
+    if not 0 <= chunk.adapter <= runner.adapter_count:
+        raise FeedError(f"chunk {number}: adapter: expected 0 to {runner.adapter_count}, got {chunk.adapter}")
     needed = -(-end // runner.page_size)
     pages = np.asarray(chunk.pages[:needed], np.int64)
     if len(pages) < needed or pages.min() < 0 or pages.max() >= runner.page_count:

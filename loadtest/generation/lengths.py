@@ -53,7 +53,7 @@ def _run(runner: TokenRunner, length: int) -> None:
     source = Source(np.ones(length, np.int64))  # for encoder-decoders; others do not read it
     for start in (*range(0, length, runner.capacity), length):
         stop = min(start + runner.capacity, length) if start < length else length + 1
-        runner.run([Chunk(np.ones(stop - start, np.int64), start, pages, int(stop >= length), source)])
+        runner.run([Chunk(np.ones(stop - start, np.int64), start, pages, int(stop >= length), source=source)])
 
 
 @contextmanager

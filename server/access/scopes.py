@@ -68,6 +68,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     **{("POST", base + tail): Scope.INFER for base in (_V2_MODEL, _V2_VERSION) for tail in _RUNS},
     ("GET", "/v1/models"): _DESCRIBE,
     ("GET", "/v1/models/{model}"): _DESCRIBE,
+    ("GET", "/v1/models/{model}/{adapter}"): _DESCRIBE,
     ("POST", "/v1/chat/completions"): Scope.INFER,
     ("POST", "/v1/completions"): Scope.INFER,
     ("POST", "/v1/embeddings"): Scope.INFER,

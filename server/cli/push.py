@@ -52,6 +52,14 @@ def push(
             "Default: the one that runs Lathe.",
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="Upload this LoRA adapter with a language model; requests name it as MODEL/NAME. Repeat the option "
+            "for several.",
+        ),
+    ] = None,
 ) -> None:
     """Upload a version of a model: the server compiles it and reports its inputs and outputs.
 
@@ -63,6 +71,7 @@ def push(
     Examples:
       lathe push digits model.onnx
       lathe push smollm SmolLM2-135M-Instruct.Q4_1.gguf
+      lathe push smollm smollm2/ --adapter legal=legal-lora
       lathe push digits model.pt2 --python ~/torch/bin/python
       lathe push digits model.onnx --promote \\
         --url https://models.example.com --ca ca.pem
@@ -73,6 +82,7 @@ def push(
                 name,
                 model,
                 python=python,
+                adapters=read_adapter_options(adapter) or None,
                 promote=promote,
                 allow_signature_change=allow_signature_change,
                 key=idempotency_key,
@@ -81,6 +91,17 @@ def push(
         where = "live" if published.live else "not live yet"
         console.print(f"{name} version {published.version} is {published.state}, {where}")
         print_facts(describe_version(client, server, published))
+
+
+def read_adapter_options(given: list[str] | None) -> dict[str, Path]:
+    """Return the folders of adapters by name, from texts NAME=FOLDER."""
+    found: dict[str, Path] = {}
+    for text in given or []:
+        name, equals, folder = text.partition("=")
+        if not equals or not folder or name in found:
+            raise typer.BadParameter(f"expected NAME=FOLDER with another name each time, got {text!r}")
+        found[name] = Path(folder)
+    return found
 
 
 def describe_version(client: Client, server: Connection, published: Published) -> Iterable[tuple[str, str]]:

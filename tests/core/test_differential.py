@@ -155,6 +155,7 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
             yield from _operators(body.nodes)
 
 
+@pytest.mark.slow
 def test_every_compiled_operator_occurs_in_a_graph(tmp_path: Path) -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
     graphs = [

@@ -10,6 +10,7 @@ from tests.fuzz import campaign, corpus, minimise
 from tests.fuzz.mutate import mutated, steps
 
 
+@pytest.mark.slow
 def test_mutated_models() -> None:
     findings = campaign.run(cases=2_000, jobs=2)
     assert not findings.bugs, findings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import generate
-from loadtest.llama_cpp_peer import Row, greedy
+from loadtest.generation_peers.peer_protocol import Row, greedy
 from tests.core.language.families import write_folder
 
 

@@ -140,6 +140,7 @@ def test_a_rollback_changes_the_answer_as_the_readme_says(checkout: Path, port: 
     assert live() == ("2", 5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_page_works(page: str, checkout: Path, port: int) -> None:
     commands = runnable(page)

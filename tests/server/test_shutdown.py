@@ -55,6 +55,7 @@ def test_accepted_requests_are_answered() -> None:
         assert running.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_stalled_clients_do_not_delay_the_end() -> None:
     """Half a head, half a body (direct and for the application), and a client that never reads its answers."""
     half = infer_request("doubler", rows(1))

@@ -141,6 +141,8 @@ class Engine:
             raise FeedError(f"prompt: expected tokens from 0 to {self._runner.vocabulary - 1}")
         if any(not 0 <= token < self._runner.vocabulary for token in request.sampling.bias):
             raise FeedError(f"logit_bias: expected tokens from 0 to {self._runner.vocabulary - 1}")
+        if not 0 <= request.adapter <= self._runner.adapter_count:
+            raise FeedError(f"adapter: expected 0 to {self._runner.adapter_count}, got {request.adapter}")
         if request.max_tokens is None:
             return self.context
         if request.max_tokens < 1:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lathe.core.errors import FeedError, UnsupportedError
+from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.constraint import GrammarCompiler
@@ -25,7 +26,7 @@ from lathe.core.language.language_model import LanguageModel, load_language_mode
 from lathe.core.language.onnx_decoder import OnnxDecoder, load_onnx_decoder, onnx_decoder_file
 from lathe.core.language.paged_onnx_decoder import PagedOnnxDecoder
 from lathe.core.language.past_runner import PastRunner
-from lathe.core.language.safetensors import read_checkpoint
+from lathe.core.language.safetensors import read_checkpoint, read_safetensors
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.t5 import T5Settings
@@ -35,22 +36,26 @@ from lathe.core.language.tokenizer import Tokenizer
 
 _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
+_PANEL = 16  # float32 numbers: the widest vector
 SEQUENCES = 64  # texts that run at once
 _ONNX_COPIES = 2  # of the weights of an ONNX file in memory: the graph's, and those in the layouts of kernels
 
 
+AdapterFiles = Mapping[str, tuple[Path, Path]]  # of each adapter the settings and the weights
 Model = LanguageModel | OnnxDecoder | EncoderDecoderModel
 
 
-def make_runner(model: Model, options: GeneratorOptions) -> TokenRunner:
-    """The runner of a model that is served."""
+def make_runner(model: Model, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
+    """The runner of a model that is served; `adapters` are those of a `LanguageModel`."""
     sizes = text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
     pages, threads = page_count(sizes, options.cache_bytes), options.threads
     if isinstance(model, OnnxDecoder):
         return _onnx_runner(model, pages, threads)
     if isinstance(model, EncoderDecoderModel):
         return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
-    return CachedDecoder(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
+    return CachedDecoder(
+        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads, adapters=adapters
+    )
 
 
 def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRunner:
@@ -90,8 +95,8 @@ def page_count(settings: DecoderSettings | TextSizes, cache_bytes: int) -> int:
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
 
 
-def memory_bytes(path: Path, options: GeneratorOptions) -> int:
-    """An upper bound of the memory of a model in bytes: the weights of the compiled model, and the cache.
+def memory_bytes(path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None) -> int:
+    """An upper bound of the memory of a model in bytes: the weights of the compiled model, adapters, and the cache.
 
     Reads the descriptions of its tensors only. ModelError for a damaged file.
     """
@@ -99,7 +104,24 @@ def memory_bytes(path: Path, options: GeneratorOptions) -> int:
         return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir()) + options.cache_bytes
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return round(sum(sizes)) + options.cache_bytes
+    return round(sum(sizes)) + options.cache_bytes + _adapter_bytes(adapters or {})
+
+
+def _adapter_bytes(adapters: AdapterFiles) -> int:
+    """The bytes of all adapters in the compiled model: of each factor as many times the largest one, and one more.
+
+    Kernels fill rows up to a multiple of `_PANEL`.
+    """
+    largest: dict[str, int] = {}
+    for _, weights in adapters.values():
+        for name, tensor in read_safetensors(weights).items():
+            count = element_count(tensor.shape, name, weights.name)
+            rows = max(tensor.shape[0], 1) if tensor.shape else 1
+            # GPT-2 has one layer for queries, keys and values; compiled, each of the three has both factors.
+            parts = 3 if ".c_attn.lora_A" in name else 1
+            padded = parts * (count // rows) * -(-rows // _PANEL) * _PANEL
+            largest[name] = max(largest.get(name, 0), padded)
+    return 4 * (len(adapters) + 1) * sum(largest.values())
 
 
 def _element_bytes(tensor: StoredTensor) -> float:
@@ -108,22 +130,48 @@ def _element_bytes(tensor: StoredTensor) -> float:
 
 
 class TextGenerator:
-    """Generates texts with a language model. `close` ends all texts, and frees the memory."""
+    """Generates texts with a language model. `close` ends all texts, and frees the memory.
 
-    def __init__(self, model: Model, options: GeneratorOptions | None = None, name: str = "model") -> None:
+    `adapters` has the number of each adapter by name, for `GenerationRequest.adapter`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: GeneratorOptions | None = None,
+        name: str = "model",
+        adapters: Mapping[str, Adapter] | None = None,
+    ) -> None:
         """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
-        runner = make_runner(model, options or GeneratorOptions())
+        given = adapters or {}
+        self.adapters = {name: number for number, name in enumerate(given, 1)}
+        runner = make_runner(model, options or GeneratorOptions(), list(given.values()))
         start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
         if start is None:
             runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
         self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, start=start, name=name)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], options: GeneratorOptions | None = None) -> TextGenerator:
-        """The generator of the model in a folder or file. Raises as `load_model`."""
-        return cls(load_model(Path(path)), options, Path(path).stem)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        options: GeneratorOptions | None = None,
+        adapters: AdapterFiles | None = None,
+    ) -> TextGenerator:
+        """The generator of the model in a folder or file, with adapters by name.
+
+        Raises as `load_model` and `read_adapter`. UnsupportedError for adapters of another model than a
+        `LanguageModel`.
+        """
+        model = load_model(Path(path))
+        if adapters and not isinstance(model, LanguageModel):
+            raise UnsupportedError("adapters: only decoders from Hugging Face folders and GGUF files have them")
+        found: dict[str, Adapter] = {}
+        if isinstance(model, LanguageModel):
+            found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
+        return cls(model, options, Path(path).stem, found)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -20,8 +20,8 @@ class GenerationRequest:
     `constraint`: the state of a grammar that the text must match, for this request alone. `max_tokens`: at most this
     many tokens; None for as many as fit. `stops`: the text ends before the first of these strings. `end_tokens` end the
     text and have no text of their own. Requests of higher `priority` go first; among requests of one priority, the
-    `client`s get equal shares of the tokens. `source`: what an encoder-decoder reads; the prompt is then the beginning
-    of the text.
+    `client`s get equal shares of the tokens. `adapter`: the number of the runner's adapter from 1 on, 0 for none.
+    `source`: what an encoder-decoder reads; the prompt is then the beginning of the text.
     """
 
     prompt: tuple[int, ...]
@@ -32,6 +32,7 @@ class GenerationRequest:
     priority: int = 0
     client: str = ""
     constraint: Constraint | None = None
+    adapter: int = 0
     source: Source | None = None
 
     @property

@@ -47,7 +47,7 @@ class Sequence:
 
     def keys(self, page_size: int) -> list[bytes]:
         """The keys of all full pages of its tokens."""
-        self._keys = page_keys(self.tokens, page_size, self._keys, self._source_key)
+        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter, self._source_key)
         return self._keys
 
     def choose(self, logits: Logits) -> bool:

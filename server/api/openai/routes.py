@@ -28,7 +28,7 @@ from lathe.server.api.openai.schemas import (
 )
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
-from lathe.server.errors import BadRequest, ServerError
+from lathe.server.errors import BadRequest, NotFound, ServerError
 from lathe.server.generation.statistics import TextBook
 from lathe.server.generation.texts import Texts, as_server_error
 from lathe.server.serving.dataplane import DataPlane
@@ -103,7 +103,8 @@ def _add_models(routes: APIRouter, plane: DataPlane) -> None:
         caller: Caller = request.state.caller
         names = sorted({each.ref.name for each in _text_servables(plane.registry.servables())})
         found = [(name, _live(plane, name)) for name in names if _may_see(caller, name)]
-        return {"object": "list", "data": [_model_entry(name, each) for name, each in found if each is not None]}
+        entries = [entry for name, each in found if each is not None for entry in _model_entries(name, each)]
+        return {"object": "list", "data": entries}
 
     @routes.get("/models/{model}")
     async def get_model(request: Request, model: str) -> dict[str, Any]:
@@ -111,6 +112,15 @@ def _add_models(routes: APIRouter, plane: DataPlane) -> None:
         name, version = _model_and_version(model)
         request.state.caller.check((Scope.READ, Scope.INFER), name)
         return _model_entry(model, _check_kind(plane.resolve(name, version)))
+
+    @routes.get("/models/{model}/{adapter}")
+    async def get_adapter(request: Request, model: str, adapter: str) -> dict[str, Any]:
+        """Return an adapter of one of these models."""
+        name, version = _model_and_version(model)
+        request.state.caller.check((Scope.READ, Scope.INFER), name)
+        servable = _check_kind(plane.resolve(name, version))
+        _adapter_number(servable, adapter)
+        return _adapter_entry(model, adapter, servable)
 
 
 class _Service:
@@ -121,7 +131,7 @@ class _Service:
         self._book = book
 
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
-        servable, client = self._find(request, asked)
+        servable, client, adapter = self._find(request, asked)
         generator = _generator(servable)
         tools = [tool.model_dump() for tool in asked.tools or ()] if asked.tool_choice != "none" else []
         messages = [_plain(message) for message in asked.messages]
@@ -131,7 +141,7 @@ class _Service:
             raise BadRequest("top_logprobs: expected logprobs to be true with it")
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
-        texts = await self._texts(servable, client, asked, [tokens], limit, logprobs)
+        texts = await self._texts(servable, client, adapter, asked, [tokens], limit, logprobs)
         return ChatAnswer(
             texts,
             asked.model,
@@ -143,7 +153,7 @@ class _Service:
         )
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
-        servable, client = self._find(request, asked)
+        servable, client, adapter = self._find(request, asked)
         generator = _generator(servable)
         if asked.best_of not in (None, asked.choice_count):
             raise BadRequest(f"best_of: expected the value of n, {asked.choice_count}, got {asked.best_of}")
@@ -155,7 +165,7 @@ class _Service:
         if (count := len(prompts) * asked.choice_count) > _MOST_PROMPTS:
             raise BadRequest(f"n: expected at most {_MOST_PROMPTS} texts for all prompts, got {count}")
         encoded = await _on_thread(lambda: [_encode(generator, prompt) for prompt in prompts])
-        texts = await self._texts(servable, client, asked, encoded, asked.max_tokens, asked.logprobs)
+        texts = await self._texts(servable, client, adapter, asked, encoded, asked.max_tokens, asked.logprobs)
         return CompletionAnswer(
             texts,
             asked.model,
@@ -171,24 +181,29 @@ class _Service:
     ) -> Response:
         servable, client = _route(self._plane, request, model, version)
         generator, settings = _generator(_check_kind(servable)), asked.settings
+        adapter = _adapter_number(servable, asked.adapter_name)
         self._plane.charge(servable, client, 1)
         prompt = await _on_thread(lambda: generator.prompt_tokens(asked.text_input))
         ends = frozenset() if settings.ignore_eos else generator.end_tokens
         (sampling,) = settings.sampling(None)
-        wanted = GenerationRequest(prompt, sampling, settings.max_tokens, settings.stops, ends, client=client)
+        wanted = GenerationRequest(
+            prompt, sampling, settings.max_tokens, settings.stops, ends, client=client, adapter=adapter
+        )
         texts = Texts(servable, [wanted], self._book.of(servable.ref))
         prefix = "" if asked.exclude_input_in_output else asked.text_input
         return GenerateAnswer(texts, asked.id, prefix, streams=streams)
 
-    def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str]:
-        """The servable of the request's model, and the client. Raises as `DataPlane.route`."""
-        servable, client = _route(self._plane, request, *_model_and_version(asked.model))
-        return _check_kind(servable), client
+    def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str, int]:
+        """The servable of the request's model, the client, and the adapter's number. Raises as `DataPlane.route`."""
+        model, _, adapter = asked.model.partition("/")
+        servable, client = _route(self._plane, request, *_model_and_version(model))
+        return _check_kind(servable), client, _adapter_number(servable, adapter)
 
     async def _texts(
         self,
         servable: Servable,
         client: str,
+        adapter: int,
         asked: TextRequest,
         prompts: Sequence[tuple[int, ...]],
         limit: int | None,
@@ -208,6 +223,7 @@ class _Service:
                 ends,
                 client=client,
                 constraint=None if constraint is None else constraint.copy(),
+                adapter=adapter,
             )
             for prompt in prompts
             for sampling in asked.sampling(logprobs, asked.choice_count)
@@ -242,6 +258,28 @@ def _model_entry(name: str, servable: Servable) -> dict[str, Any]:
     assert isinstance(servable.model, TextModel)
     created, context = servable.model.created, servable.model.generator.engine.context
     return {"id": name, "object": "model", "created": created, "owned_by": "lathe", "max_model_len": context}
+
+
+def _model_entries(name: str, servable: Servable) -> Iterable[dict[str, Any]]:
+    """The entries of a model and of its adapters."""
+    yield _model_entry(name, servable)
+    for adapter in _generator(servable).adapters:
+        yield _adapter_entry(name, adapter, servable)
+
+
+def _adapter_entry(model: str, adapter: str, servable: Servable) -> dict[str, Any]:
+    return {**_model_entry(f"{model}/{adapter}", servable), "root": adapter, "parent": model}
+
+
+def _adapter_number(servable: Servable, name: str) -> int:
+    """The number of an adapter, 0 for no name. Raises NotFound if the model has no such adapter."""
+    if not name:
+        return 0
+    known = _generator(servable).adapters
+    if name not in known:
+        listed = f"expected one of {', '.join(known)}" if known else "the model has none"
+        raise NotFound(f"adapter {name[:80]!r} of model {servable.ref.name!r} does not exist: {listed}")
+    return known[name]
 
 
 def _model_and_version(name: str) -> tuple[str, str]:

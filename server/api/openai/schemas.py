@@ -110,7 +110,10 @@ class TextSettings(_Body):
 class TextRequest(TextSettings):
     """The fields that chats and completions share."""
 
-    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    model: str = Field(
+        description="`NAME`, or `NAME:VERSION` with a number or an alias; for an adapter with `/ADAPTER` after it.",
+        max_length=300,
+    )
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
     response_format: ResponseFormat | None = None
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
@@ -140,12 +143,20 @@ class GenerateRequest(TextSettings):
     id: str | None = Field(default=None, max_length=256, description="Returned with the text.")
     exclude_input_in_output: bool = Field(default=True, description="Return only what follows the text.")
     stream: bool | None = Field(default=None, description="Ignored: the route decides.")
+    adapter: str | None = Field(default=None, description="Name of the adapter. Default: none.", max_length=100)
     parameters: GenerateParameters | None = None
+
+    @property
+    def adapter_name(self) -> str:
+        """The adapter that `parameters` or the request names; empty for none."""
+        return (self.parameters and self.parameters.adapter) or self.adapter or ""
 
     @property
     def settings(self) -> TextSettings:
         """The settings beside the text, with those of `parameters` in their place where both are given."""
-        inside = self.parameters.model_dump(exclude_unset=True, exclude={"stream"}) if self.parameters else {}
+        inside = (
+            self.parameters.model_dump(exclude_unset=True, exclude={"stream", "adapter"}) if self.parameters else {}
+        )
         given = self.model_dump(exclude_unset=True, include=set(TextSettings.model_fields))
         return TextSettings(**{**given, **inside})
 
@@ -153,6 +164,7 @@ class GenerateRequest(TextSettings):
 class GenerateParameters(TextSettings):
     """Settings as an object of their own."""
 
+    adapter: str | None = Field(default=None, description="Name of the adapter. Default: none.", max_length=100)
     stream: bool | None = Field(default=None, description="Ignored: the route decides.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ class Options:
     input_names: Sequence[str] | None = None
     output_names: Sequence[str] | None = None
     python: Path | str | None = None
+    adapters: Mapping[str, Path | str] | None = None
 
     def refuse(self, what: str, *allowed: str) -> None:
         """Raise ClientError if an option outside `allowed` is set; `what` names the kind of model in the message."""
@@ -60,7 +61,8 @@ def _body(model: Model, options: Options, folder: Path) -> UploadBody:
         options.refuse("the bytes of an ONNX file")
         return body_of(model)
     if isinstance(model, str | Path):
-        return body_of(exported_file(Path(model), options, folder))
+        adapters = {name: Path(each) for name, each in (options.adapters or {}).items()}
+        return body_of(exported_file(Path(model), options, folder), adapters)
     for module, name, export in _KINDS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(model, kind):

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lathe.server.archive import PIPELINE, foreign_format
+from lathe.server.archive import PIPELINE, foreign_format, is_language_model
 from lathe.server.client.errors import ClientError
 from lathe.server.client.exporting.error_text import one_line
 
@@ -28,8 +28,8 @@ def exported_file(path: Path, options: Options, folder: Path) -> Path:
     Raises ClientError for pickles of any library, since reading a pickle runs code, for files of other known formats,
     for options that do not apply to the file, and if the export fails. Raises OSError if the file cannot be read.
     """
-    if path.is_dir():  # of a language model; `body_of` checks it
-        options.refuse("a folder")
+    if is_language_model(path):  # `body_of` checks it
+        options.refuse("a language model", "adapters")
         return path
     members = _members(path)
     if any(member in _PROGRAM for member in members):

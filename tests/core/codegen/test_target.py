@@ -157,6 +157,7 @@ def test_another_target_compiles_its_own_models_and_objects(chosen: pytest.Monke
     assert objects() == both
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["plain", *(["x86-64-v3"] if X86 else [])])
 def test_children_compile_for_the_same_target(name: str, tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"

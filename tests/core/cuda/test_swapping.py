@@ -161,6 +161,7 @@ def test_models_of_the_zoo_run_in_half_of_their_memory(name: str) -> None:
     assert plan.transfers
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 60, 10)], ids=str)
 def test_random_graphs_run_in_any_memory_or_say_what_they_need(seeds: range) -> None:
     """If a plan is refused, the least that it names is enough, up to the gaps of the allocator."""
@@ -221,6 +222,7 @@ def tangle(seed: int) -> Graph:
     return graph
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seeds", [range(first, first + 4) for first in range(0, 24, 4)], ids=str)
 def test_random_tangles_run_in_little_memory(seeds: range) -> None:
     moved = 0

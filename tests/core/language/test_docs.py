@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lathe.core.language import encoder_decoder_files, gguf_model, hugging_face
 from lathe.core.language.gguf_blocks import BLOCK_TYPES
 from lathe.core.language.gguf_tokenizer import PRE_TOKENIZERS
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "generate.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
     """One after the other in one process; files have the names in the page, and small models."""
     fields = vocabulary()

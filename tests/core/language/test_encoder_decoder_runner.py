@@ -42,7 +42,7 @@ def sources(name: str) -> list[Source]:
 
 
 def chunk(given: Source, row: int, start: int, stop: int, wanted: int | None = None) -> Chunk:
-    return Chunk(TARGET[row, start:stop], start, PAGES[row], stop - start if wanted is None else wanted, given)
+    return Chunk(TARGET[row, start:stop], start, PAGES[row], stop - start if wanted is None else wanted, source=given)
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -59,10 +59,10 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> N
     assert_close(runner.run([chunk(given[row], row, 0, 13) for row in range(2)]), np.concatenate(logits))
     start = EXPECTED[f"{name}/tokens"][:1].tolist()
     for row, (kind, tokens) in enumerate([("tokens", start), ("prompted", list(BEGIN))][: 1 + (name == "whisper")]):
-        found = runner.run([Chunk(np.array(tokens), 0, PAGES[row], 1, given[row])])
+        found = runner.run([Chunk(np.array(tokens), 0, PAGES[row], 1, source=given[row])])
         for _ in range(NEW):
             tokens.append(int(found[0].argmax()))
-            found = runner.run([Chunk(np.array(tokens[-1:]), len(tokens) - 1, PAGES[row], 1, given[row])])
+            found = runner.run([Chunk(np.array(tokens[-1:]), len(tokens) - 1, PAGES[row], 1, source=given[row])])
         assert tokens == EXPECTED[f"{name}/{kind}"].tolist()
     for session in (runner._encoder, runner._decoder):
         assert "0 on the reference" in session.explain()
@@ -93,8 +93,8 @@ def test_nothing_is_compiled_after_loading(t5: EncoderDecoderRunner, monkeypatch
     monkeypatch.setattr(pipeline, "build", lambda *arguments: calls.append(arguments))
     for length in range(1, 60, 7):
         given = Source(np.full(length, 5))
-        t5.run([Chunk(np.full(length, 7), 0, PAGES[0], 1, given)])
-        t5.run([Chunk(np.full(1, 7), length, PAGES[0], 1, given)])
+        t5.run([Chunk(np.full(length, 7), 0, PAGES[0], 1, source=given)])
+        t5.run([Chunk(np.full(1, 7), length, PAGES[0], 1, source=given)])
     assert not calls
 
 
@@ -110,7 +110,7 @@ def test_nothing_is_compiled_after_loading(t5: EncoderDecoderRunner, monkeypatch
 )
 def test_sources_that_do_not_fit(t5: EncoderDecoderRunner, given: Any, message: str) -> None:
     with pytest.raises(FeedError, match=message):
-        t5.run([Chunk(np.zeros(1, np.int64), 0, PAGES[0], 1, given)])
+        t5.run([Chunk(np.zeros(1, np.int64), 0, PAGES[0], 1, source=given)])
 
 
 def test_equal_sources_have_equal_keys() -> None:

@@ -28,6 +28,7 @@ def project_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", [None, "", f"{os.pathsep}/nowhere", "/nowhere"])
 def test_a_child_imports_nothing_of_the_working_directory(
     path: str | None, project_of_a_user: Path, monkeypatch: pytest.MonkeyPatch

@@ -359,6 +359,7 @@ def test_later_sessions_load_the_code_from_the_cache(tmp_path: Path, builds: lis
         assert len(builds) == count
 
 
+@pytest.mark.slow
 def test_the_code_is_there_before_any_run(tmp_path: Path, builds: list[CodeBinding]) -> None:
     """A decoder's mask is as long as past and new tokens together, so inputs of independent symbols do not fit."""
     model, path, cache = DECODERS["rotary"].model(), tmp_path / "model.onnx", tmp_path / "cache"

@@ -231,6 +231,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_child_compiles_and_its_code_is_cached(model: Path, tmp_path: Path) -> None:
     graph, cache = graphs.sequence(), tmp_path / "cache"
     with lathe.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:

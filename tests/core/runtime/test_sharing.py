@@ -92,6 +92,7 @@ def test_all_shapes_of_a_model_share_its_weights(tmp_path: Path) -> None:
         check(session, graph, 4)
 
 
+@pytest.mark.slow
 def test_specialised_code_shares_weights_with_dynamic_shape_code(tmp_path: Path) -> None:
     width, path = 512, tmp_path / "model.onnx"
     graph, rng = encoder(width=width), np.random.default_rng(0)

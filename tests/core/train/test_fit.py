@@ -89,6 +89,7 @@ def test_early_stopping(tmp_path: Path, data: Path) -> None:
     assert min(looks[-3:]) >= looks[-4] - 0.05 or min(looks[-3:]) >= min(looks[:-3]) - 0.05
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("changes", [{"accumulate": 3, "average": 0.9}, {"precision": "float16", "memory": 1 << 20}])
 def test_a_stopped_and_resumed_training_gives_the_same_result(
     tmp_path: Path, data: Path, changes: dict[str, Any]

@@ -91,6 +91,7 @@ def test_other_callers_of_the_same_name_do_not_use_up_the_limit_of_jobs(callers:
     assert callers.submit(other).status_code == 202
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("other", OTHERS)
 def test_idempotency_keys_of_jobs_are_separate_for_callers_of_one_name(callers: Callers, other: str) -> None:
     key = f"same {other}".replace(" ", "-")
@@ -103,6 +104,7 @@ def test_idempotency_keys_of_jobs_are_separate_for_callers_of_one_name(callers: 
     assert mine["owner"] == "ann" and mine["owner_id"].startswith("key:") and mine["owner_id"] != theirs["owner_id"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("other", OTHERS)
 def test_idempotency_keys_of_uploads_are_separate_for_callers_of_one_name(callers: Callers, other: str) -> None:
     path, model = "/api/v1/models/m-{}/versions", OTHERS.index(other)
@@ -117,6 +119,7 @@ def test_idempotency_keys_of_uploads_are_separate_for_callers_of_one_name(caller
     assert push("ann", toy(3.0)).status_code == 422
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("other", OTHERS)
 def test_rate_limits_are_separate_for_callers_of_one_name(callers: Callers, other: str) -> None:
     callers.call("root", "POST", "/api/v1/models/rated/versions", content=toy(2.0))

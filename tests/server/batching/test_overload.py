@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
+import pytest
 
 from lathe.server.types import Tensors
 from tests.server.fakes import FakeModel, doubler
@@ -83,6 +84,7 @@ def test_other_clients_are_answered_beside_silent_and_trickling_ones() -> None:
         wait_for(lambda: len(connections) == 400)
 
 
+@pytest.mark.slow
 def test_silent_and_trickling_clients_are_closed_at_the_header_deadline() -> None:
     with serving({"doubler": doubler()}, header_timeout=0.2) as running, slow_clients(running):
         connections = running.server.server_state.connections

@@ -356,6 +356,7 @@ def test_a_large_share_begins_as_a_smaller_one(tmp_path: Path, time: Time) -> No
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_trial_without_steps_is_one_step(tmp_path: Path, time: Time) -> None:
     """The step is over when the candidate has passed."""
 

@@ -152,6 +152,7 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
     assert "error: " in run_lathe("rollback", "m", "--url", "http://127.0.0.1:1", fails=True)
 
 
+@pytest.mark.slow
 def test_push_and_roll_back_against_a_server(repo: Path, cache: Path) -> None:
     image = np.zeros((1, 1, 8, 8), np.float32)
     with server_process(repo, cache) as (process, url), Client(url) as client:

@@ -264,6 +264,7 @@ def test_completion_is_silent_if_the_server_does_not_answer() -> None:
     assert (status, said) == (0, "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_running_command_with_status_130(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running:
         process = subprocess.Popen(

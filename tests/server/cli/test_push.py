@@ -41,6 +41,7 @@ def output_fields(said: str) -> dict[str, str]:
     return {name: text.strip() for name, text in rows}
 
 
+@pytest.mark.slow
 def test_push_describes_the_version_and_what_to_type_next(url: str, tmp_path: Path) -> None:
     model = doubling(tmp_path / "free.onnx", "n")
     said = run_lathe("push", "free", str(model), "--url", url)
@@ -92,6 +93,7 @@ def digits(url: str) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_infer_reads_inputs_from_three_kinds_of_files(digits: str, tmp_path: Path) -> None:
     document = PROJECT / "docs" / "digit.json"
     image = np.array(json.loads(document.read_text())["inputs"][0]["data"], np.float32).reshape(1, 1, 8, 8)

@@ -108,6 +108,7 @@ def test_a_model_is_unloaded_and_loaded(client: Any) -> None:
     assert client.infer("m", {"x": ROW}).version == 1
 
 
+@pytest.mark.sample(2)
 def test_a_version_is_compressed(client: Any) -> None:
     client.upload("m", toy(2.0))
     steps = {"steps": 3, "model": toy(3.0).decode()}  # of the fake job
@@ -140,6 +141,7 @@ def test_jobs_on_datasets(client: Any) -> None:
         list(client.job_events("nojob"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_dataset_from_upload_to_deletion(kind: str, tmp_path: Path) -> None:
     (tmp_path / "flowers.csv").write_text("a,b,y\n" + "1.5,2,red\n2.5,1,blue\n" * 8)

@@ -311,6 +311,7 @@ def test_a_dataset_that_is_removed_while_datasets_are_read_is_left_out(
     client.delete_dataset("kept")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", ["names", "named", "content", "path", "count_stored_bytes"])
 def test_a_folder_that_cannot_be_read_is_unavailable(
     client: Client, served: Service, monkeypatch: pytest.MonkeyPatch, method: str

@@ -202,6 +202,7 @@ def check_consistent(root: Path, store: DatasetStore) -> None:
     assert leftovers(root) == []
 
 
+@pytest.mark.sample(2)
 @each_operation
 def test_an_operation_killed_at_any_step_is_complete_or_absent(name: str, tmp_path: Path) -> None:
     operation = OPERATIONS[name]

@@ -135,6 +135,7 @@ def test_places_of_followers_are_shared_between_clients() -> None:
         pass
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("how", ["revoked", "expired", "without the scope", "token expired", "signing key withdrawn"])
 def test_a_stream_of_events_ends_when_its_key_is_revoked(tmp_path: Path, how: str) -> None:
     keys, now = tmp_path / "keys.json", int(time.time())
@@ -218,6 +219,7 @@ def test_unknown_jobs_are_not_found(name: str, part: str, served: Service) -> No
     assert httpx.get(f"{served.url}/api/v1/jobs/{name}{part}").status_code == 404
 
 
+@pytest.mark.slow
 def test_inference_works_while_the_job_database_is_lost_and_restored(tmp_path: Path) -> None:
     """Requests about jobs are answered 503 meanwhile, and work again without a restart."""
     with service(tmp_path / "repo", make_jobs=fake_jobs) as running, running.client() as client:
@@ -341,6 +343,7 @@ def run_lathe(url: str, *arguments: str) -> Any:
     return CliRunner().invoke(cli, ["jobs", *arguments, "--url", url])
 
 
+@pytest.mark.slow
 def test_jobs_on_the_command_line(client: Client, served: Service) -> None:
     job = client.submit_job({"steps": 2, "do": "talk"}, "digits").id
     wait_until_ended(client, job)
@@ -370,6 +373,7 @@ def test_a_running_job_shows_the_time_that_it_has_run_so_far(client: Client, ser
     assert ended.ran == client.job(job).ran > listed.ran
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("part", ["model", "report"])
 def test_one_range_of_a_file_is_served_and_other_range_headers_are_ignored(
     client: Client, served: Service, part: str
@@ -389,6 +393,7 @@ def test_one_range_of_a_file_is_served_and_other_range_headers_are_ignored(
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
 
 
+@pytest.mark.slow
 def test_a_file_whose_job_is_deleted_meanwhile_is_not_found(
     client: Client, served: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +404,7 @@ def test_a_file_whose_job_is_deleted_meanwhile_is_not_found(
     assert (answer.status_code, answer.json()) == (404, {"error": "the job was deleted", "code": "not_found"})
 
 
+@pytest.mark.slow
 def test_a_stored_report_is_served_with_a_strict_content_security_policy(client: Client, served: Service) -> None:
     job = client.submit_job({"steps": 1}, "digits").id
     wait_until_ended(client, job)

@@ -141,6 +141,7 @@ def test_a_job_that_only_computes_continues_while_the_disk_is_full(tmp_path: Pat
     run(scenario())
 
 
+@pytest.mark.slow
 def test_no_job_begins_while_the_disk_is_full(tmp_path: Path, free: Callable[[int], None]) -> None:
     async def scenario() -> None:
         async with world(tmp_path, min_free_disk=1000) as w:
@@ -212,6 +213,7 @@ def test_a_process_has_idle_priority_and_no_secrets_of_the_server(
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_job_of_higher_priority_preempts_one_that_continues_later(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, least_run=0.1) as w:
@@ -231,6 +233,7 @@ def test_a_job_of_higher_priority_preempts_one_that_continues_later(tmp_path: Pa
     run(scenario())
 
 
+@pytest.mark.slow
 def test_ten_jobs_at_once_end_in_fair_order(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with world(tmp_path) as w:

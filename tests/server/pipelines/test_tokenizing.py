@@ -168,6 +168,7 @@ def test_requests_that_wait_while_a_process_dies_are_answered(words: Path, monke
     assert ids([outcomes[0], outcomes[2]]) == [[1], [2]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("requests", [1, 200], ids=["one that takes long", "many"])
 def test_a_run_without_waiting_callers_is_interrupted(words: Path, requests: int) -> None:
     with closing(tokenize(words, max_bytes=1 << 26)) as step, ThreadPoolExecutor(1) as pool:

@@ -117,6 +117,7 @@ def test_the_end_of_a_child_is_noticed_without_pidfd_open(tmp_path: Path, monkey
     assert (tmp_path / "ir" / "graph.json").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_child_leaves_no_descriptor_open(run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy())
@@ -190,6 +191,7 @@ def urgently(folder: Path, *contents: bytes, limits: Limits = ROOMY) -> list[obj
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+@pytest.mark.slow
 def test_at_the_start_each_model_has_its_own_forked_process(tmp_path: Path) -> None:
     """A model cannot affect the processes of other models, and limits hold for each; the forks import nothing."""
     limits = Limits(seconds=1.5, memory=200 << 20, patience=2.0, processes=3)
@@ -213,6 +215,7 @@ def test_at_the_start_each_model_has_its_own_forked_process(tmp_path: Path) -> N
     assert children_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_children_have_idle_priority_except_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
 

@@ -195,6 +195,7 @@ def sync_sites() -> list[Site]:
     return sites
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_acknowledged_changes_are_durable_and_others_complete_or_absent(
     scenario: Callable[[Path], World], tmp_path: Path

@@ -22,6 +22,8 @@ class RecomputingRunner:
     not depend on the engine's pages if those hold the right tokens. `close` calls `on_close`.
     """
 
+    adapter_count = 0
+
     def __init__(
         self,
         compute: Compute,

@@ -57,3 +57,9 @@ def test_random_use_keeps_the_counts() -> None:
     for each in held:
         pool.release(each)
     assert pool.available == pool.count
+
+
+def test_texts_of_different_adapters_share_no_pages() -> None:
+    keys = [page_keys(range(8), 4, (), adapter) for adapter in range(3)]
+    assert len({key for each in keys for key in each}) == 6
+    assert page_keys(range(8), 4, keys[1][:1], 1) == keys[1]

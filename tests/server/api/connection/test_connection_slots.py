@@ -239,6 +239,7 @@ def test_garbage_instead_of_a_handshake_gives_the_slot_back() -> None:
 # rates
 
 
+@pytest.mark.slow
 def test_a_body_below_the_minimum_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_deadline, "ALLOWANCE", 0.5)
     data = infer_request("doubler", rows(100))
@@ -281,6 +282,7 @@ def test_an_idle_connection_whose_answers_arrived_ends_without_reset() -> None:
         assert raw.socket.recv(1) == b""  # and no reset
 
 
+@pytest.mark.slow
 def test_an_answer_read_steadily_may_take_longer_than_the_write_timeout() -> None:
     with serving({"FP32": echo("FP32")}, write_timeout=1.0) as running, slow_reader(running, 1 << 18) as raw:
         raw.send(infer_request("FP32", rows(1, 8 << 20)))

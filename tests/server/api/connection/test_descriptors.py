@@ -43,6 +43,7 @@ def stop_server(process: subprocess.Popen[str]) -> str:
     return log
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("how", ["fitted", "unfitted"])
 def test_silent_clients_leave_descriptors_for_other_uses(how: str) -> None:

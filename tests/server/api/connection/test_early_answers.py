@@ -138,6 +138,7 @@ def test_a_refused_client_that_sends_its_whole_body_reads_the_answer(tls: bool) 
                 assert answer.headers["connection"] == "close"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("refused_by", ["its head", "a deadline"])
 def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:

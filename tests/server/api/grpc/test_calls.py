@@ -113,6 +113,7 @@ def test_running_calls_of_one_client_leave_room_for_health_checks(tmp_path: Path
         assert status(address, "ModelReady", b"", **mine) is grpc.StatusCode.OK
 
 
+@pytest.mark.slow
 def test_a_stream_with_a_pending_answer_is_not_idle() -> None:
     model, message = doubler(), request(np.ones((1, 4), np.float32)).SerializeToString()
     model.gate.clear()

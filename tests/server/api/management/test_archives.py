@@ -160,6 +160,7 @@ def packed(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 def test_a_version_of_several_files_is_loaded_again(repo: Path, client: Client, tmp_path: Path) -> None:
     """Another server over the same repository checks both files and serves them; with damaged weights it does not."""
     client.upload("again", write_model(tmp_path))

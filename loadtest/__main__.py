@@ -9,6 +9,7 @@ python -m loadtest quantized MODEL.onnx                                 measures
 python -m loadtest search                                               searches an architecture within a time
 python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
+python -m loadtest generation CHECK                                     checks text generation
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from loadtest import (
 )
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
+from loadtest.generation import run as generation
 from loadtest.gpu import run as gpu
 from loadtest.output import save, show
 from loadtest.scenario import Options, Report
@@ -68,6 +70,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "exported": exported.main,
     "footprint": footprint.main,
     "generate": generate.main,
+    "generation": generation.main,
     "gpu": gpu.main,
     "packing": packing.main,
     "quantized": quantized.main,

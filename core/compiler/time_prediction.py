@@ -64,7 +64,8 @@ class TimePrediction:
 
     `start` is in milliseconds, `per_flop` and `per_byte` are milliseconds each. `error` is the median relative error:
     0.2 if half of the predictions are at most 20 % too high, or as much too low. Nine of ten predictions exceed the
-    measured time by at most the factor `excess`, which is at least 1. Both by leaving out one measurement at a time.
+    measured time by at most the factor `excess`, and are at least its share `shortfall`; the former is at least 1, the
+    latter at most 1. All three by leaving out one measurement at a time.
     """
 
     start: float
@@ -72,6 +73,7 @@ class TimePrediction:
     per_byte: float
     error: float
     excess: float
+    shortfall: float
 
     def ms(self, work: Work) -> float:
         """The predicted milliseconds of a run."""
@@ -86,9 +88,10 @@ def fit_prediction(measurements: Sequence[Measurement]) -> TimePrediction:
     times = np.array([each.ms for each in measurements])
     others = [columns[one] @ _fit(columns[rest], times[rest]) for one, rest in _without_one(len(times))]
     ratios = np.maximum(np.array(others) / times, 1 / _MOST)
-    errors, excess = np.abs(np.log(ratios)), max(float(np.quantile(ratios, _QUANTILE)), 1.0)
+    error = float(np.exp(np.median(np.abs(np.log(ratios)))) - 1)
+    excess, shortfall = (float(np.quantile(ratios, share)) for share in (_QUANTILE, 1 - _QUANTILE))
     start, per_flop, per_byte = map(float, _fit(columns, times))
-    return TimePrediction(start, per_flop, per_byte, float(np.exp(np.median(errors)) - 1), excess)
+    return TimePrediction(start, per_flop, per_byte, error, max(excess, 1.0), min(shortfall, 1.0))
 
 
 def _without_one(count: int) -> Iterator[tuple[int, list[int]]]:

@@ -19,7 +19,7 @@ from lathe.core.train.recipe.recipe import RecipeError
 from lathe.core.train.recipe.sweep_space import Sweep
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, result
-from lathe.core.train.run.latency import LatencyLimit, measure
+from lathe.core.train.run.latency import LatencyLimit
 from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.run.trials import FOLDER as TRIALS
 from lathe.core.train.run.trials import Trial, TrialRecord, read_record
@@ -102,7 +102,7 @@ class Finals:
         return self._training(self.chosen.trial, best)
 
     def summary(self, skipped: int) -> dict[str, Any]:
-        """The entry `latency` of the search in metrics.json. `skipped` trials were predicted to exceed the limit."""
+        """The entry `latency` of the search in metrics.json. `skipped` candidates exceed the limit."""
         settings, prediction, chosen = self._settings, self._limit.prediction, self.chosen
         within = sum(each.measured_ms <= settings.limit_ms for each in self._measured)
         reason = (
@@ -131,7 +131,7 @@ class Finals:
         for start in range(0, len(complete), 2 * wanted):
             records = complete[start : start + 2 * wanted]
             models = [self._model(record) for record in records]
-            for record, ms in zip(records, measure(models, self._settings.batch), strict=True):
+            for record, ms in zip(records, self._limit.measure(models), strict=True):
                 self._measured.append(Measured(record.number, record.predicted_ms, ms))
                 self._event_log.emit("log", message=f"trial {record.number}: {ms:.4g} ms measured")
             within = [each for each in self._measured if each.measured_ms <= limit]

@@ -118,7 +118,7 @@ class Search:
         if not complete:
             why = next((record.error for record in self._finished_trials if record.state == "failed"), None)
             if why is None and self._skipped:
-                why = f"{self._skipped} were predicted to exceed the latency limit, the others pruned or repeated"
+                why = f"{self._skipped} exceed the latency limit, the others were pruned or repeated"
             raise RecipeError(f"none of {len(self._finished_trials)} trials completed: {why or 'all were pruned'}")
         if self._limit is None:
             self._finish(complete[0], self._folder / FOLDER / str(complete[0].number), {})
@@ -195,7 +195,7 @@ class Search:
         return True
 
     def _new_record(self, values: Values) -> TrialRecord:
-        """The record of a new trial: to be trained, skipped for its predicted time, or repeating an earlier trial."""
+        """The record of a new trial: to be trained, skipped for its time, or repeating an earlier trial."""
         earlier = [*self._finished_trials, *(trial.record for trial, _ in self._running)]
         record = TrialRecord(max((each.number for each in earlier), default=-1) + 1, values)
         candidate = self._candidates.build(values) if self._candidates is not None else None
@@ -206,8 +206,7 @@ class Search:
             return replace(record, state="repeated", error=f"the same as trial {same}")
         predicted = self._limit.predict(candidate.model) if self._limit is not None else None
         record = replace(record, digest=candidate.digest, predicted_ms=predicted)
-        is_far_above = self._limit is not None and self._limit.is_far_above(predicted)
-        return replace(record, state="skipped") if is_far_above else record
+        return record if self._limit is None else _within(self._limit, record, candidate.model)
 
     # -- results of trials ----------------------------------------------------------------------------------------
 
@@ -271,7 +270,7 @@ class Search:
 
     def _summary(self, best: TrialRecord) -> dict[str, Any]:
         trials = [
-            {"trial": one.number, "state": one.state, "merit": one.merit, "values": dict(one.values), **_predicted(one)}
+            {"trial": one.number, "state": one.state, "merit": one.merit, "values": dict(one.values), **_times(one)}
             for one in sorted(self._finished_trials, key=lambda one: one.number)
         ]
         return {
@@ -392,8 +391,19 @@ def _optuna_state(record: TrialRecord) -> optuna.trial.TrialState:
     return TrialState.PRUNED
 
 
-def _predicted(record: TrialRecord) -> dict[str, float]:
-    return {} if record.predicted_ms is None else {"predicted_ms": record.predicted_ms}
+def _times(record: TrialRecord) -> dict[str, float]:
+    times = {"predicted_ms": record.predicted_ms, "measured_ms": record.measured_ms}
+    return {name: ms for name, ms in times.items() if ms is not None}
+
+
+def _within(limit: LatencyLimit, record: TrialRecord, model: Graph) -> TrialRecord:
+    """The record of a trial, skipped if its model takes too long: far too long as predicted, or else as measured."""
+    if limit.is_far_above(record.predicted_ms):
+        return replace(record, state="skipped")
+    if limit.is_far_below(record.predicted_ms):
+        return record
+    (ms,) = limit.measure([model])
+    return replace(record, measured_ms=ms, state="running" if ms <= limit.settings.limit_ms else "skipped")
 
 
 def _optuna_trial(sweep: Sweep, record: TrialRecord) -> optuna.trial.FrozenTrial:

@@ -35,8 +35,8 @@ class TrialRecord:
     """The persistent record of a trial.
 
     `merit` is the validation metric of the trial's best epoch, the accuracy or -loss, so higher is better. It is None
-    before the trial has ended, and without validated epochs. A trial is skipped, and never trained, if the predicted
-    time of a run far exceeds the search's latency limit. It is repeated, and not trained again, if an earlier trial has
+    before the trial has ended, and without validated epochs. A trial is skipped, and never trained, if the time of
+    a run exceeds the search's latency limit. It is repeated, and not trained again, if an earlier trial has
     the same model and the same settings in effect.
     """
 
@@ -46,6 +46,7 @@ class TrialRecord:
     merits: Mapping[int, float] | None = None  # by epoch, once the trial has ended
     error: str = ""
     predicted_ms: float | None = None  # of a run, in a search with a latency limit
+    measured_ms: float | None = None  # without training, if the prediction alone could not tell
     digest: str = ""  # of the model and the settings in effect, if the search compares them
 
     @property

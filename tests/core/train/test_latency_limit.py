@@ -44,7 +44,7 @@ def test_a_fit_finds_the_factors_of_the_machine() -> None:
     works = [Work(flops, size) for flops, size in [(10**6, 10**5), (10**7, 10**5), (10**6, 10**7), (10**8, 10**6)]]
     found = fit_prediction([Measurement(work, 0.01 + 1e-8 * work.flops + 2e-7 * work.bytes) for work in works])
     assert (found.start, found.per_flop, found.per_byte) == pytest.approx((0.01, 1e-8, 2e-7))
-    assert (found.error, found.excess) == (pytest.approx(0, abs=1e-9), pytest.approx(1))
+    assert (found.error, found.excess, found.shortfall) == pytest.approx((0, 1, 1), abs=1e-9)
     assert found.ms(Work(5 * 10**6, 10**6)) == pytest.approx(0.01 + 0.05 + 0.2)
 
 
@@ -53,7 +53,8 @@ def test_a_fit_has_no_negative_factors_and_knows_its_errors() -> None:
     works = [Work(10**7 * count, 10**6 * (41 - count)) for count in range(1, 41)]
     found = fit_prediction([Measurement(work, 1e-7 * work.flops * n) for work, n in zip(works, noise, strict=True)])
     assert min(found.start, found.per_flop, found.per_byte) == 0
-    assert found.error == pytest.approx(1.0, abs=0.2) and found.excess == pytest.approx(2.0, rel=0.2)
+    assert found.error == pytest.approx(1.0, abs=0.2)
+    assert (found.shortfall, found.excess) == pytest.approx((0.5, 2.0), rel=0.2)
     with pytest.raises(UnsupportedError, match="at least 4 measured models, got 1"):
         fit_prediction([Measurement(works[0], 1.0)])
 
@@ -69,10 +70,11 @@ def test_the_work_of_a_model_is_that_of_its_products() -> None:
         work_of(lathe.nn.trace(lathe.nn.ReLU(), {"x": "float32[n,tokens]"}, ["y"]), 1)
 
 
-def test_only_times_that_errors_cannot_explain_are_far_above() -> None:
+def test_only_times_that_errors_cannot_explain_are_far_from_the_limit() -> None:
     limit = LatencyLimit(Latency(limit_ms=2.0))
-    limit._prediction = TimePrediction(0, 0, 0, error=0.2, excess=1.5)
+    limit._prediction = TimePrediction(0, 0, 0, error=0.2, excess=1.5, shortfall=0.8)
     assert [limit.is_far_above(ms) for ms in (None, 1.9, 2.9, 3.1)] == [False, False, False, True]
+    assert [limit.is_far_below(ms) for ms in (None, 1.5, 1.7, 3.1)] == [False, True, False, False]
 
 
 def test_fields_without_effect_make_no_new_candidate(tmp_path: Path) -> None:
@@ -126,6 +128,8 @@ def test_a_search_trains_no_slow_candidates_and_the_finals_choose(tmp_path: Path
     for one in tried:
         has_trained = bool(list(events.read(tmp_path / "trials" / str(one.number))))
         assert has_trained == (one.state == "complete") and one.predicted_ms is not None
+        if one.measured_ms is not None:
+            assert (one.state == "skipped") == (one.measured_ms > 0.5)
 
     metrics = result.read_metrics(tmp_path)
     latency = metrics["sweep"]["latency"]
@@ -149,7 +153,7 @@ def test_a_search_trains_no_slow_candidates_and_the_finals_choose(tmp_path: Path
 @pytest.mark.slow
 def test_a_search_without_candidates_below_the_limit_says_so(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_bytes(asked(trials=1, latency={"limit_ms": 1e-6}))
-    with pytest.raises(RecipeError, match=r"none of .* trials completed: .* predicted to exceed the latency limit"):
+    with pytest.raises(RecipeError, match=r"none of .* trials completed: .* exceed the latency limit"):
         run_search(tmp_path, Sources(quadrants(tmp_path / "data")), Resources(threads=1), lambda: False)
 
 

@@ -24,6 +24,7 @@ from lathe.core.language.language_model import LanguageModel, load_language_mode
 from lathe.core.language.safetensors import read_checkpoint, read_safetensors
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
+from lathe.core.language.token_bytes import TokenBytes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -135,6 +136,11 @@ class TextGenerator:
     def grammars(self) -> GrammarCompiler:
         """Makes constraints for requests. UnsupportedError without the library llguidance."""
         return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.tokenizer)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that is to be continued."""

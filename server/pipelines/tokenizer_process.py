@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> None:
         for request in _parts(requests, "<Q"):
             try:
                 texts = [text.decode() for text in _parts(request, "<I")]
-                rows = texts if count == 1 else list(zip(texts[::2], texts[1::2], strict=True))
+                rows: list[str] | list[tuple[str, str]] = (
+                    texts if count == 1 else list(zip(texts[::2], texts[1::2], strict=True))
+                )
                 answer = _encode(tokenizer, rows, most, multiple)
             except BaseException as error:
                 _send(out, FAILED, type(error).__name__.encode())

@@ -323,10 +323,11 @@ async def _constraint(generator: TextGenerator, asked: TextRequest) -> Constrain
     named = asked.named_grammar()
     if named is None:
         return None
+    field, grammar = named
     try:
-        return await asyncio.to_thread(lambda: generator.grammars.constraint(named.grammar))
+        return await asyncio.to_thread(lambda: generator.grammars.constraint(grammar))
     except GrammarError as error:
-        raise BadRequest(f"{named.field}: {error}") from error
+        raise BadRequest(f"{field}: {error}") from error
     except LatheError as error:
         raise as_server_error(error) from error
 

@@ -86,7 +86,8 @@ def cross_encoder() -> bytes:
 
 
 def expected_scores(query: str, documents: list[str]) -> list[float]:
-    given, found, encoder = weights(), [], tokenizer()
+    given, encoder = weights(), tokenizer()
+    found: list[float] = []
     encoder.enable_truncation(24)
     for document in documents:
         pair = encoder.encode(query, document)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _ALIGNMENT = 64
 _MAP_ABOVE = 1 << 20  # bytes of a block that is mapped by itself
+_ROOM = 4  # times the bytes of a block that may grow: its address space, of which untouched pages take no memory
 _HUGE_PAGE = 2 << 20  # bytes; Linux places a mapping at a multiple of it only if its length is one, too
 _WORTH_COLLECTING = 16 << 20  # bytes that are worth a garbage collection
 _CGROUP = Path("/sys/fs/cgroup")
@@ -51,6 +52,14 @@ def aligned_bytes(size: int) -> NDArray[np.uint8]:
     return block[offset : offset + size]
 
 
+def bytes_with_room(size: int) -> NDArray[np.uint8]:
+    """As `aligned_bytes`, but blocks of 1 MiB or more are longer: a block that grows keeps the pages that it has.
+
+    Pages that nothing has touched take no memory.
+    """
+    return aligned_bytes(size if size < _MAP_ABOVE else _ROOM * size)
+
+
 def _map_block(size: int) -> mmap.mmap:
     """Map `size` bytes or more, in huge pages where that is possible.
 
@@ -60,7 +69,7 @@ def _map_block(size: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _HUGE_PAGE else size
-    block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
     prefer_huge_pages(block)
     return block
 

@@ -108,7 +108,7 @@ class Finals:
         reason = (
             f"trial {chosen.trial} has the highest mean merit of {settings.seeds} further trainings among "
             f"{len(self._finalists)} finalists; {within} of {len(self._measured)} measured trials keep to "
-            f"{settings.limit_ms:g} ms, and {skipped} candidates were not trained"
+            f"{settings.limit_ms:g} ms, and {skipped} candidates were too slow to be trained"
         )
         return {
             **settings.model_dump(mode="json"),

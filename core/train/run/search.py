@@ -18,24 +18,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lathe.core.errors import LatheError
+from lathe.core.ir.graph import Graph
 from lathe.core.runtime.host.cpus import available_cpus
 from lathe.core.train import report
 from lathe.core.train.recipe.recipe import RecipeError
 from lathe.core.train.recipe.sweep_space import Between, Choices, Sweep, Values, from_json
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, result
+from lathe.core.train.run.candidates import Candidates
 from lathe.core.train.run.durable_files import write_folder
 from lathe.core.train.run.finals import Finals
 from lathe.core.train.run.latency import LatencyLimit
 from lathe.core.train.run.training_loop import Outcome
-from lathe.core.train.run.trials import FOLDER, Trial, TrialRecord, trial_records
+from lathe.core.train.run.trials import FOLDER, UNTRAINED, Trial, TrialRecord, trial_records
 from lathe.core.train.run.work_folder import RECIPE, Sources, hold_lock
 
 if TYPE_CHECKING:
     import optuna
 
 _POLL_INTERVAL = 0.1  # seconds between two polls of the trials
-_SKIPPED_PER_TRIAL = 20  # candidates above the latency limit after which no further ones are drawn, per planned trial
+_UNTRAINED_PER_TRIAL = 20  # candidates that are not trained, after which no further ones are drawn, per planned trial
 _MIN_TRIALS = 4  # fewest complete trials for which importances are computed
 
 
@@ -68,9 +70,10 @@ class Search:
         self._finished_trials: list[TrialRecord] = []
         self._running: list[tuple[Trial, optuna.Trial]] = []
         self._started_at = time.monotonic()
-        self._candidates = _candidate_count(self.sweep)
-        self._planned = int(min(self.sweep.trials, self._candidates))
-        self._limit = LatencyLimit(self.sweep, self.sweep.latency, sources.dataset) if self.sweep.latency else None
+        self._candidate_count = _candidate_count(self.sweep)
+        self._planned = int(min(self.sweep.trials, self._candidate_count))
+        self._candidates = Candidates(self.sweep, sources.dataset) if _compares_models(self.sweep) else None
+        self._limit = LatencyLimit(self.sweep.latency) if self.sweep.latency else None
         self._study = self._restore_study()
 
     def run(self, stop: Callable[[], bool]) -> Outcome:
@@ -98,10 +101,12 @@ class Search:
     def _calibrate(self, limit: LatencyLimit) -> None:
         """Fit the prediction of times to random candidates."""
         random = _random_study(self.sweep.seed)
+        candidates = self._candidates or Candidates(self.sweep, self._dataset)
 
-        def draw() -> Values:
+        def draw() -> Graph | None:
             trial = random.ask()
-            return {path: _suggest(trial, path, span) for path, span in self.sweep.space.items()}
+            candidate = candidates.build({path: _suggest(trial, path, span) for path, span in self.sweep.space.items()})
+            return None if candidate is None else candidate.model
 
         limit.calibrate(self._folder, draw)
         found = f"{len(limit.measurements)} candidates measured: half of the predicted times are within"
@@ -111,10 +116,10 @@ class Search:
         """Choose the result, after the finals if there is a latency limit, and write it."""
         complete = self._complete
         if not complete:
-            why = next((record.error for record in self._finished_trials if record.error), None)
-            if why is None:
-                why = f"{self._skipped} were predicted to exceed the latency limit, the others pruned"
-            raise RecipeError(f"none of {len(self._finished_trials)} trials completed: {why}")
+            why = next((record.error for record in self._finished_trials if record.state == "failed"), None)
+            if why is None and self._skipped:
+                why = f"{self._skipped} were predicted to exceed the latency limit, the others pruned or repeated"
+            raise RecipeError(f"none of {len(self._finished_trials)} trials completed: {why or 'all were pruned'}")
         if self._limit is None:
             self._finish(complete[0], self._folder / FOLDER / str(complete[0].number), {})
             return Outcome.DONE
@@ -157,41 +162,52 @@ class Search:
 
     @property
     def _trained(self) -> int:
-        """The number of trials that have ended, without the skipped ones."""
-        return len(self._finished_trials) - self._skipped
+        """The number of trials that have trained and ended."""
+        return len(self._finished_trials) - self._untrained
 
     @property
     def _skipped(self) -> int:
         return sum(record.state == "skipped" for record in self._finished_trials)
 
     @property
+    def _untrained(self) -> int:
+        return sum(record.state in UNTRAINED for record in self._finished_trials)
+
+    @property
     def _has_candidates(self) -> bool:
-        """Whether further candidates are to be drawn: trials are left, and not too many candidates were skipped."""
+        """Whether further candidates are to be drawn: trials are left, and not too many candidates were not trained."""
         drawn = len(self._finished_trials) + len(self._running)
-        is_exhausted = drawn >= self._candidates or self._skipped >= _SKIPPED_PER_TRIAL * self._planned
+        is_exhausted = drawn >= self._candidate_count or self._untrained >= _UNTRAINED_PER_TRIAL * self._planned
         return bool(self._interrupted) or (self._trained + len(self._running) < self._planned and not is_exhausted)
 
     def _start(self) -> bool:
-        """Draw a candidate and start its trial; False if it is skipped: its predicted time is far above the limit."""
+        """Draw a candidate and start its trial; False if it is not trained."""
         optuna_trial = self._study.ask()
         values = {path: _suggest(optuna_trial, path, span) for path, span in self.sweep.space.items()}
-        if self._interrupted:
-            record = self._interrupted.pop(0)
-        else:
-            numbers = {record.number for record in self._finished_trials} | {
-                trial.record.number for trial, _ in self._running
-            }
-            predicted = self._limit.predict(values) if self._limit is not None else None
-            record = TrialRecord(max(numbers, default=-1) + 1, values, predicted_ms=predicted)
+        record = self._interrupted.pop(0) if self._interrupted else self._new_record(values)
         path = self._folder / FOLDER / str(record.number)
-        if self._limit is not None and self._limit.is_far_above(record.predicted_ms):
-            record = replace(record, state="skipped")
+        if record.state in UNTRAINED:
             record.write(path)
             self._record_end(optuna_trial, record)
             return False
         recipe = json.dumps(self.sweep.at(record.values)).encode()
         self._running.append((Trial(path, record, recipe, self._dataset, self._resources), optuna_trial))
         return True
+
+    def _new_record(self, values: Values) -> TrialRecord:
+        """The record of a new trial: to be trained, skipped for its predicted time, or repeating an earlier trial."""
+        earlier = [*self._finished_trials, *(trial.record for trial, _ in self._running)]
+        record = TrialRecord(max((each.number for each in earlier), default=-1) + 1, values)
+        candidate = self._candidates.build(values) if self._candidates is not None else None
+        if candidate is None:
+            return record
+        same = next((each.number for each in earlier if each.digest == candidate.digest), None)
+        if same is not None:
+            return replace(record, state="repeated", error=f"the same as trial {same}")
+        predicted = self._limit.predict(candidate.model) if self._limit is not None else None
+        record = replace(record, digest=candidate.digest, predicted_ms=predicted)
+        is_far_above = self._limit is not None and self._limit.is_far_above(predicted)
+        return replace(record, state="skipped") if is_far_above else record
 
     # -- results of trials ----------------------------------------------------------------------------------------
 
@@ -327,6 +343,13 @@ def _candidate_count(sweep: Sweep) -> float:
     return inf if count is None else count
 
 
+def _compares_models(sweep: Sweep) -> bool:
+    """Whether untrained models tell something: their time, or whether evolution has drawn the same one before."""
+    return sweep.latency is not None or (
+        sweep.sampler == "evolution" and any(path.partition(".")[0] == "model" for path in sweep.space)
+    )
+
+
 def _random_study(seed: int) -> optuna.Study:
     """A study whose trials are drawn evenly."""
     import optuna
@@ -354,11 +377,19 @@ def importance(study: optuna.Study) -> dict[str, float]:
 
 
 def _optuna_state(record: TrialRecord) -> optuna.trial.TrialState:
-    """The state of an ended trial; a skipped one counts as pruned before the first epoch: worse than all others."""
+    """The state of an ended trial.
+
+    A skipped one counts as pruned before the first epoch: worse than all others. Of a repeated one samplers learn
+    nothing.
+    """
     from optuna.trial import TrialState
 
-    states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-    return states.get(record.state, TrialState.PRUNED)
+    match record.state:
+        case "complete":
+            return TrialState.COMPLETE
+        case "failed" | "repeated":
+            return TrialState.FAIL
+    return TrialState.PRUNED
 
 
 def _predicted(record: TrialRecord) -> dict[str, float]:

@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+_UNTRAINED = "skipped", "repeated"  # states of trials (trials.py) that count among no number of trials
+
 _HEIGHT = 8  # lines per curve
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -55,13 +57,13 @@ class SearchProgress:
     @property
     def ended(self) -> int:
         """The number of trials that have ended, without those that were never trained."""
-        return sum(trial["state"] != "skipped" for trial in self.trials.values())
+        return sum(trial["state"] not in _UNTRAINED for trial in self.trials.values())
 
     @property
     def outcome(self) -> str:
-        """In one line, the numbers of pruned, failed and skipped trials, and the best trial so far with its merit."""
+        """In one line, the numbers of trials that are not complete, and the best trial so far with its merit."""
         states = [trial["state"] for trial in self.trials.values()]
-        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "skipped") if state in states]
+        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed", *_UNTRAINED) if state in states]
         complete = [
             trial for trial in self.trials.values() if trial["state"] == "complete" and trial["merit"] is not None
         ]

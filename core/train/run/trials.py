@@ -26,7 +26,8 @@ from lathe.core.train.run.work_folder import RECIPE
 
 FOLDER, RECORD = "trials", "trial.json"
 
-State: TypeAlias = Literal["running", "complete", "pruned", "failed", "skipped"]
+State: TypeAlias = Literal["running", "complete", "pruned", "failed", "skipped", "repeated"]
+UNTRAINED: tuple[State, ...] = ("skipped", "repeated")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class TrialRecord:
 
     `merit` is the validation metric of the trial's best epoch, the accuracy or -loss, so higher is better. It is None
     before the trial has ended, and without validated epochs. A trial is skipped, and never trained, if the predicted
-    time of a run far exceeds the search's latency limit.
+    time of a run far exceeds the search's latency limit. It is repeated, and not trained again, if an earlier trial has
+    the same model and the same settings in effect.
     """
 
     number: int
@@ -44,6 +46,7 @@ class TrialRecord:
     merits: Mapping[int, float] | None = None  # by epoch, once the trial has ended
     error: str = ""
     predicted_ms: float | None = None  # of a run, in a search with a latency limit
+    digest: str = ""  # of the model and the settings in effect, if the search compares them
 
     @property
     def merit(self) -> float | None:

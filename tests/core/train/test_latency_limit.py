@@ -19,7 +19,7 @@ from lathe.core.train.recipe.sweep_space import Latency
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, result
 from lathe.core.train.run.latency import LatencyLimit
-from lathe.core.train.run.search import run_search
+from lathe.core.train.run.search import Search, run_search
 from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.run.trials import read_record, trial_records
 from lathe.core.train.run.work_folder import Sources
@@ -69,10 +69,41 @@ def test_the_work_of_a_model_is_that_of_its_products() -> None:
         work_of(lathe.nn.trace(lathe.nn.ReLU(), {"x": "float32[n,tokens]"}, ["y"]), 1)
 
 
-def test_only_times_that_errors_cannot_explain_are_far_above(tmp_path: Path) -> None:
-    limit = LatencyLimit(sweep_space.from_json(asked()), Latency(limit_ms=2.0), tmp_path)
+def test_only_times_that_errors_cannot_explain_are_far_above() -> None:
+    limit = LatencyLimit(Latency(limit_ms=2.0))
     limit._prediction = TimePrediction(0, 0, 0, error=0.2, excess=1.5)
     assert [limit.is_far_above(ms) for ms in (None, 1.9, 2.9, 3.1)] == [False, False, False, True]
+
+
+def test_fields_without_effect_make_no_new_candidate(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", x=np.zeros((20, 1, 8, 8), np.uint8), y=np.arange(20) % 2)
+    model = {"architecture": "convnet", "channels": [4, 8]}
+    space = {
+        "model.stages": {"choices": [1, 2]},
+        "model.channels.1": {"choices": [8, 16]},
+        "model.kernels": {"choices": [[3], [3, 5]]},
+        "model.block": {"choices": ["plain", "separable"]},
+        "batch": {"choices": [16, 8]},
+        "preprocess": {"choices": [[], [{"kind": "resize", "height": 1, "width": 1}]]},
+    }
+    (tmp_path / "recipe.json").write_bytes(asked(recipe={**RECIPE, "model": model}, space=space, latency=None))
+    first = {"model.stages": 1, "model.channels.1": 8, "model.kernels": [3], "model.block": "plain", "batch": 16}
+    with events.EventLog(tmp_path) as event_log:
+        search = Search(tmp_path, Sources(tmp_path / "images.npz"), Resources(threads=1), event_log)
+        made = search._new_record(first)
+        search._finished_trials.append(made)
+        assert (made.number, made.state) == (0, "running")
+        same = search._new_record(
+            {**first, "model.channels.1": 16, "model.kernels": [3, 5], "model.block": "separable"}
+        )
+        assert (same.number, same.state, same.error) == (1, "repeated", "the same as trial 0")
+        for change in ({"batch": 8}, {"model.stages": 2}, {"model.stages": 2, "model.channels.1": 16}):
+            search._finished_trials.append(search._new_record(first | change))
+            assert search._finished_trials[-1].state == "running"
+        assert len({record.digest for record in search._finished_trials}) == 4
+        assert search._candidates is not None
+        wrong = [{"kind": "resize", "height": 1, "width": 1}]  # no image is left for the pooling of two stages
+        assert search._candidates.build({**first, "model.stages": 2, "preprocess": wrong}) is None
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def as_server_error(error: Exception) -> ServerError:
         case FeedError():
             return BadRequest(str(error))
         case GrammarError():
-            return BadRequest(f"response_format: {error}")
+            return BadRequest(str(error))
         case Closed():
             return Unavailable(str(error))
         case LatheError():

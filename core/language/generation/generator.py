@@ -31,6 +31,7 @@ from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
 from lathe.core.language.t5 import T5Settings
 from lathe.core.language.text_sizes import TextSizes
+from lathe.core.language.token_bytes import TokenBytes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -189,6 +190,11 @@ class TextGenerator:
     def grammars(self) -> GrammarCompiler:
         """Makes constraints for requests. UnsupportedError without the library llguidance."""
         return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.tokenizer)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that is to be continued."""

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API for models, texts, chats and embeddings, and Triton's `generate`."""
+"""The routes of OpenAI's API for models, texts, chats, embeddings and rankings, and Triton's `generate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from lathe.core.errors import LatheError
+from lathe.core.errors import GrammarError, LatheError
 from lathe.core.language.generation.request import GenerationRequest
 from lathe.server.access.authority import Caller
 from lathe.server.access.scopes import Scope
@@ -18,12 +18,14 @@ from lathe.server.api.openai.chat import ChatAnswer
 from lathe.server.api.openai.completions import CompletionAnswer
 from lathe.server.api.openai.embeddings import EmbeddingAnswer
 from lathe.server.api.openai.generate import GenerateAnswer
+from lathe.server.api.openai.rerank import RerankAnswer
 from lathe.server.api.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     GenerateRequest,
     Message,
+    RerankRequest,
     TextRequest,
 )
 from lathe.server.api.openai.tool_calls import BEGIN
@@ -52,6 +54,10 @@ _GENERATED: dict[bool, dict[int | str, dict[str, Any]]] = {
 _EMBEDDINGS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The embeddings.", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
+_RANKING: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The documents, the best first.",
+          "content": {"application/json": {"schema": {"type": "object"}}}}
+}  # fmt: skip
 
 
 def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
@@ -75,6 +81,12 @@ def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
         """Return the embeddings of texts."""
         servable, client = _route(plane, request, *_model_and_version(asked.model))
         return EmbeddingAnswer(plane, servable, client, asked)
+
+    @routes.post("/rerank", responses=_RANKING, response_class=Response)
+    async def rerank(request: Request, asked: RerankRequest) -> Response:
+        """Order documents by their relevance to a query."""
+        servable, client = _route(plane, request, *_model_and_version(asked.model))
+        return RerankAnswer(plane, servable, client, asked)
 
     return routes
 
@@ -148,8 +160,8 @@ class _Service:
             count=asked.choice_count,
             streams=bool(asked.stream),
             with_usage=asked.wants_usage,
-            token_text=_token_text(generator) if asked.logprobs else None,
-            with_tools=bool(tools) and BEGIN in generator.chat_template.source,
+            token_bytes=generator.token_bytes if asked.logprobs else None,
+            with_tools=asked.must_call or (bool(tools) and BEGIN in generator.chat_template.source),
         )
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
@@ -173,7 +185,7 @@ class _Service:
             echoes=[_echo(generator, prompt) if asked.echo else "" for prompt in prompts],
             streams=bool(asked.stream),
             with_usage=asked.wants_usage,
-            token_text=_token_text(generator) if asked.logprobs is not None else None,
+            token_bytes=generator.token_bytes if asked.logprobs is not None else None,
         )
 
     async def generate(
@@ -307,12 +319,17 @@ async def _on_thread(work: Callable[[], Any]) -> Any:
 
 
 async def _constraint(generator: TextGenerator, asked: TextRequest) -> Constraint | None:
-    """The constraint at the start of the texts; None if they may be any. Raises BadRequest for a bad schema."""
-    grammar = asked.response_format.grammar if asked.response_format is not None else None
-    if grammar is None:
+    """The constraint at the start of the texts; None if they may be any. Raises BadRequest for a bad grammar."""
+    named = asked.named_grammar()
+    if named is None:
         return None
-    found: Constraint = await _on_thread(lambda: generator.grammars.constraint(grammar))
-    return found
+    field, grammar = named
+    try:
+        return await asyncio.to_thread(lambda: generator.grammars.constraint(grammar))
+    except GrammarError as error:
+        raise BadRequest(f"{field}: {error}") from error
+    except LatheError as error:
+        raise as_server_error(error) from error
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -342,7 +359,3 @@ def _encode(generator: TextGenerator, prompt: str | list[int]) -> tuple[int, ...
 
 def _echo(generator: TextGenerator, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else generator.tokenizer.decode(prompt)
-
-
-def _token_text(generator: TextGenerator) -> Callable[[int], str]:
-    return lambda token: generator.tokenizer.decode([token], special=True)

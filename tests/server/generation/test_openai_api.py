@@ -135,7 +135,7 @@ def test_logprobs(server: Service) -> None:
     answer = post(server, "chat/completions", messages=USER, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
     choice = answer["choices"][0]
     tokens = choice["logprobs"]["content"]
-    assert "".join(each["token"] for each in tokens) == choice["message"]["content"] or "\ufffd" in str(tokens)
+    assert b"".join(bytes(each["bytes"]) for each in tokens).decode(errors="replace") == choice["message"]["content"]
     for each in tokens:
         assert each["logprob"] == each["top_logprobs"][0]["logprob"] <= 0, "the likeliest token was taken"
         values = [other["logprob"] for other in each["top_logprobs"]]
@@ -143,6 +143,24 @@ def test_logprobs(server: Service) -> None:
     listed = complete(server, max_tokens=4, logprobs=2)["choices"][0]["logprobs"]
     assert [len(values) for values in listed.values()] == [4, 4, 4, 4]
     assert all(len(best) <= 2 for best in listed["top_logprobs"])
+
+
+def test_tokens_that_are_parts_of_characters(server: Service) -> None:
+    """Each of these characters has four bytes, and the tokenizer knows some of them as several tokens."""
+    constraint: dict[str, Any] = {"guided_regex": "a🙂ß🙃", "logprobs": 3, "max_tokens": 30}
+    choice = complete(server, "x", echo=False, **constraint)["choices"][0]
+    found = choice["logprobs"]
+    assert choice["text"] == "a🙂ß🙃"
+    assert found["tokens"][0] == "a" and any(token.startswith("bytes:\\x") for token in found["tokens"])
+    begins, offsets = {0: 0, 1: 1, 5: 2, 7: 3}, []  # the character that begins at each byte
+    at = current = 0
+    for token in found["tokens"]:
+        current = max(value for byte, value in begins.items() if byte <= at)
+        offsets.append(current)
+        at += (len(token) - len("bytes:")) // 4 if token.startswith("bytes:") else len(token.encode())
+    assert at == len(choice["text"].encode()) and found["text_offset"] == offsets
+    chat = post(server, "chat/completions", messages=USER, guided_regex="🙂", logprobs=True, max_tokens=9)["choices"][0]
+    assert bytes(byte for each in chat["logprobs"]["content"] for byte in each["bytes"]).decode() == "🙂"
 
 
 @pytest.mark.parametrize(

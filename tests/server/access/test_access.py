@@ -25,7 +25,15 @@ from tests.server.running import Raw
 from tests.server.service import Service, service, until
 
 NOW = 1_800_000_000
-PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "{region}": "r", "{job}": "0" * 20}
+PATH = {
+    "{adapter}": "a",
+    "{model}": "m",
+    "{version}": "1",
+    "{alias}": "blue",
+    "{dataset}": "d",
+    "{region}": "r",
+    "{job}": "0" * 20,
+}
 
 
 def new_key(path: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",), expires: int | None = None) -> str:

@@ -33,7 +33,7 @@ Rows = NDArray[np.int64]
 Predict = Callable[[NDArray[Any]], NDArray[Any]]
 
 _CALIBRATION = 256  # rows
-_AUGMENT = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
+AUGMENTATION = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
 _MODELS: Mapping[str, Mapping[str, Any]] = {
     "lenet5": {"architecture": "lenet5", "channels": [32, 64]},
     "resnet-small": {"architecture": "resnet-small", "widths": [16, 32, 64]},
@@ -71,7 +71,7 @@ class Problem:
         from lathe.core.train.run import result
         from lathe.core.train.run.training_loop import FitRun
 
-        tables = {"augment": _AUGMENT, "schedule": {"kind": "one_cycle"}, **tables}
+        tables = {"augment": AUGMENTATION, "schedule": {"kind": "one_cycle"}, **tables}
         is_file = isinstance(model, bytes)
         table = {"parent": True} if isinstance(model, bytes) else dict(model)
         if not is_file:

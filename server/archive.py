@@ -130,6 +130,7 @@ _LANGUAGE_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja"
     r"|model\.safetensors|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"
 )
+_ONNX_DATA = re.compile(r"[\w.-]+\.onnx[._]data")
 
 
 def is_language_model(path: Path) -> bool:
@@ -140,8 +141,8 @@ def is_language_model(path: Path) -> bool:
 def _language_model(path: Path, adapters: Mapping[str, Path], draft: Path | None) -> UploadBody:
     """Return a GGUF file unchanged, or the tar archive of a language model, its adapters and its draft model.
 
-    ModelError if a folder has no `config.json`, an adapter has no such files or a bad name, or the draft model is no
-    GGUF file.
+    ModelError if a folder has no `config.json` and no `genai_config.json`, an adapter has no such files or a bad
+    name, or the draft model is no GGUF file.
     """
     from lathe.core.errors import ModelError
 
@@ -170,12 +171,24 @@ def _adapter_files(adapters: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _folder_files(folder: Path) -> dict[str, Path]:
-    from lathe.core.errors import ModelError
+    """Return the files of a language model in a folder, by their names in an upload.
 
-    names = sorted(path.name for path in folder.iterdir() if _LANGUAGE_FILES.fullmatch(path.name))
-    if "config.json" not in names:
+    ModelError if the folder has no `config.json` and no `genai_config.json`.
+    """
+    from lathe.core.errors import ModelError
+    from lathe.core.language.onnx_decoder import DECODER_FILE, GENAI_FILE, onnx_decoder_file
+
+    present = sorted(path.name for path in folder.iterdir())
+    names = [name for name in present if _LANGUAGE_FILES.fullmatch(name)]
+    if GENAI_FILE in present:  # a version has one file that says what it is
+        names = [GENAI_FILE, *(name for name in names if name != "config.json")]
+    elif "config.json" not in names:
         raise ModelError("expected the folder of a language model, with a file 'config.json'", where=folder.name)
-    return {name: folder / name for name in names}
+    files = {name: folder / name for name in names}
+    if not any(name.endswith(".safetensors") for name in names) and (decoder := onnx_decoder_file(folder)) is not None:
+        files[DECODER_FILE] = decoder
+        files |= {name: folder / name for name in present if _ONNX_DATA.fullmatch(name)}
+    return files
 
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

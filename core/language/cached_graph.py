@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from lathe.core.language.adapters import Adapter
 from lathe.core.language.attention import LayerCache, cache_places
 from lathe.core.language.coded_weights import traced_with_codes
 from lathe.core.language.decoder import Decoder
-from lathe.core.language.settings import DecoderSettings
 from lathe.core.nn.module import Module
 from lathe.core.nn.tensor import Tensor
 
@@ -26,21 +26,32 @@ class CacheLayout:
     page_size: int
     dtype: DType = DType.FLOAT32
 
-    def shapes(self, settings: DecoderSettings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, settings: CacheSizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of keys and values of a layer."""
         heads, size = settings.kv_heads, settings.head_size
         return (self.pages, heads, size, self.page_size), (self.pages, heads, self.page_size, size)
 
-    def nbytes(self, settings: DecoderSettings) -> int:
+    def nbytes(self, settings: CacheSizes) -> int:
         """The bytes of the whole cache."""
         return self.pages * page_bytes(settings, self.page_size, self.dtype)
 
-    def table_pages(self, settings: DecoderSettings) -> int:
+    def table_pages(self, context: int) -> int:
         """The pages of a sequence that fills the context."""
-        return -(-settings.context // self.page_size)
+        return -(-context // self.page_size)
 
 
-def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
+class CacheSizes(Protocol):
+    """The sizes of a model's keys and values."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+
+def page_bytes(settings: CacheSizes, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
     """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers."""
     return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
 
@@ -59,12 +70,12 @@ def step_graph(
     keys, values = (TensorType(layout.dtype, shape) for shape in layout.shapes(settings))
     inputs: dict[str, TensorType | str] = {"embedded": f"float32[n,{settings.width}]"}
     inputs |= dict.fromkeys(("positions", "sequences", "slots"), "int64[n]")
-    inputs["tables"] = f"int64[n,{layout.table_pages(settings)}]"
+    inputs["tables"] = f"int64[n,{layout.table_pages(settings.context)}]"
     for layer in range(settings.layers):
         inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
 
     graph = traced_with_codes(decoder, _Step, inputs, (), settings.family, precision, adapters)
-    return _with_states(graph, layout)
+    return with_states(graph, layout)
 
 
 def head_graph(decoder: Decoder, precision: str = "float32") -> Graph:
@@ -97,7 +108,7 @@ class _Head(Module):
         return self.decoder.logits(hidden)
 
 
-def _with_states(graph: Graph, layout: CacheLayout) -> Graph:
+def with_states(graph: Graph, layout: CacheLayout) -> Graph:
     """The graph with its inputs `keys.*` and `values.*` as states, whose next values are the outputs `next.*`.
 
     The states begin with zeros, which take no memory here.

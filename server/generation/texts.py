@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from http import HTTPStatus
+from statistics import fmean
 from time import monotonic
 
 from lathe.core.errors import FeedError, GrammarError, LatheError
@@ -14,6 +18,7 @@ from lathe.server.backends.language import TextModel
 from lathe.server.errors import BadRequest, ContextExceeded, Internal, ServerError, Unavailable, Unprocessable
 from lathe.server.generation.statistics import TextStatistics
 from lathe.server.serving.servable import Servable
+from lathe.server.serving.text_outcome import TextOutcome
 
 _TOKEN_BYTES = 8  # of a prompt in the queue
 
@@ -29,7 +34,8 @@ class Texts:
         assert isinstance(servable.model, TextModel)
         self.servable = servable
         self._engine: Engine = servable.model.generator.engine
-        self._requests = requests
+        self._requests = [_with_log_probabilities(each) for each in requests] if servable.watches_texts else requests
+        self._log_probabilities: defaultdict[int, list[float]] = defaultdict(list)  # of the tokens so far, by text
         self._statistics = statistics
         self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
         self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
@@ -51,6 +57,7 @@ class Texts:
                 )
         if (refusal := admission.refusal(self._nbytes, monotonic())) is not None:
             self.servable.stats.refused(refusal.code)
+            self._report_failures(refusal, len(self._requests))
             raise refusal
         admission.enter(self._nbytes)
         self._admitted = True
@@ -74,11 +81,13 @@ class Texts:
             if index not in self._first and (part.choices or part.end is not None):
                 self._first[index] = now
                 self._statistics.first(now - self._began)
+            self._log_probabilities[index] += [each.logprob for each in part.choices if each.logprob is not None]
             if part.end is not None:
                 self._ended(index, part.end, now)
                 if part.end.error is not None:
                     self._failed, error = True, as_server_error(part.end.error)
                     self.servable.stats.refused(error.code)
+                    self._report_failures(error, 1 + len(self._cancels))
                     raise error from part.end.error
             yield index, part
 
@@ -90,6 +99,9 @@ class Texts:
         stats, now = self.servable.stats, monotonic()
         if self._cancels and not self._failed:
             stats.cancelled += 1
+            for index in self._cancels:
+                if index not in self._first:  # a caller who has seen enough of a text may leave
+                    self.servable.report_text(TextOutcome(failed=True))
         elif not self._failed:
             stats.success.add(now - self._began)
             stats.request_times.add(now - self._began)
@@ -110,6 +122,23 @@ class Texts:
         del self._cancels[index]
         spent = now - self._first[index]
         self._statistics.ended(end.prompt_tokens, end.cached_tokens, end.generated_tokens, spent)
+        if end.error is None:
+            sure = self._log_probabilities.pop(index, None)
+            mean = fmean(sure) if sure else None
+            each = spent / (end.generated_tokens - 1) if end.generated_tokens > 1 else None
+            self.servable.report_text(TextOutcome(False, each, mean))
+
+    def _report_failures(self, error: ServerError, count: int) -> None:
+        """Report that the remaining texts have failed, unless the error is the caller's."""
+        for _ in range(count if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0):
+            self.servable.report_text(TextOutcome(failed=True))
+
+
+def _with_log_probabilities(request: GenerationRequest) -> GenerationRequest:
+    """The request, with the log-probability of each token in its progress."""
+    if request.sampling.logprobs is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, logprobs=0))
 
 
 def as_server_error(error: Exception) -> ServerError:

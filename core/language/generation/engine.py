@@ -9,12 +9,15 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from queue import SimpleQueue
 
+import numpy as np
+
 from lathe.core.errors import FeedError, LatheError
 from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.request import GenerationRequest, Listener, Progress
 from lathe.core.language.generation.scheduler import Counters, Scheduler
 from lathe.core.language.generation.sequence import Sequence
 from lathe.core.language.generation.text_stream import Decode
+from lathe.core.language.source import Source
 from lathe.core.language.token_runner import TokenRunner
 
 log = logging.getLogger(__name__)
@@ -39,10 +42,13 @@ class Engine:
         sequences: int = 64,
         prompt_tokens: int = 128,
         drafting: Drafting | None = None,
+        start: int | None = None,
         name: str = "engine",
     ) -> None:
+        """`start`: for encoder-decoders of texts the token with which texts begin; prompts are then their sources."""
         self._runner = runner
         self._decode = decode
+        self._start = start
         self._scheduler = Scheduler(
             runner.page_count,
             runner.page_size,
@@ -96,6 +102,10 @@ class Engine:
         empty, too long, or has tokens outside the vocabulary; Closed if the engine is closed.
         """
         limit = self._limit(request)
+        if self._start is not None:
+            source = Source(np.array(request.prompt, np.int64))
+            request = replace(request, prompt=(self._start,), source=source)
+            limit = self.context if request.max_tokens is None else min(self.context, 1 + request.max_tokens)
         with self._wake:
             if self._closed:
                 raise Closed("the model was unloaded")

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from lathe.core.errors import FeedError, ModelError
+from lathe.core.errors import FeedError, ModelError, UnsupportedError
 from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.constraint import GrammarCompiler
+from lathe.core.language.encoder_decoder import EncoderDecoderModel, is_encoder_decoder, load_encoder_decoder
+from lathe.core.language.encoder_decoder_runner import EncoderDecoderRunner, text_sizes
 from lathe.core.language.generation.chat_template import ChatTemplate
 from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.engine import Engine
@@ -24,9 +26,14 @@ from lathe.core.language.generation.prompt_lookup import PromptLookup
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
+from lathe.core.language.onnx_decoder import OnnxDecoder, load_onnx_decoder, onnx_decoder_file
+from lathe.core.language.paged_onnx_decoder import PagedOnnxDecoder
+from lathe.core.language.past_runner import PastRunner
 from lathe.core.language.safetensors import read_checkpoint, read_safetensors
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
+from lathe.core.language.t5 import T5Settings
+from lathe.core.language.text_sizes import TextSizes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -34,30 +41,37 @@ _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
 _PANEL = 16  # float32 numbers: the widest vector
 SEQUENCES = 64  # texts that run at once
+_ONNX_COPIES = 2  # of the weights of an ONNX file in memory: the graph's, and those in the layouts of kernels
 
 
 AdapterFiles = Mapping[str, tuple[Path, Path]]  # of each adapter the settings and the weights
+Model = LanguageModel | OnnxDecoder | EncoderDecoderModel
 
 
-def make_runner(model: LanguageModel, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
-    """The runner of a model that is served."""
-    pages = page_count(model.settings, options.cache_bytes)
+def make_runner(model: Model, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
+    """The runner of a model that is served; `adapters` are those of a `LanguageModel`."""
+    sizes = text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
+    pages, threads = page_count(sizes, options.cache_bytes), options.threads
+    if isinstance(model, OnnxDecoder):
+        return _onnx_runner(model, pages, threads)
+    if isinstance(model, EncoderDecoderModel):
+        return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
     return CachedDecoder(
-        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads, adapters=adapters
+        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads, adapters=adapters
     )
 
 
-def make_drafting(
-    model: LanguageModel, options: GeneratorOptions, draft: LanguageModel | None = None
-) -> Drafting | None:
+def make_drafting(model: Model, options: GeneratorOptions, draft: LanguageModel | None = None) -> Drafting | None:
     """The drafts of a model that is served; None without.
 
     `draft` is the draft model. ModelError if there is none although the options want one, or if it has another
-    vocabulary.
+    vocabulary. UnsupportedError for another model than a `LanguageModel`.
     """
     wanted = options.speculation or ("none" if draft is None else "model")
     if wanted == "none":
         return None
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError("speculation: only decoders from Hugging Face folders and GGUF files have drafts")
     if wanted == "lookup":
         return Drafting(PromptLookup(), options.draft_tokens)
     if draft is None:
@@ -70,7 +84,38 @@ def make_drafting(
     return Drafting(ModelDrafter(runner, model.settings.vocabulary), options.draft_tokens)
 
 
-def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
+def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRunner:
+    """The runner that has tokens of many sequences in a run, if the graph has the form for it."""
+    paged = PagedOnnxDecoder.of(
+        model.path, model.settings, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads
+    )
+    return paged or PastRunner(
+        model.graph,
+        vocabulary=model.settings.vocabulary,
+        context=model.settings.context,
+        pages=pages,
+        page_size=_PAGE_SIZE,
+        capacity=_CAPACITY,
+        threads=threads,
+    )
+
+
+def load_model(path: Path) -> Model:
+    """The model in a Hugging Face folder or a GGUF file, or as ONNX file with past in a folder.
+
+    Raises as `load_language_model`, `load_onnx_decoder` and `load_encoder_decoder`. UnsupportedError for a Whisper.
+    """
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return load_onnx_decoder(path)
+    if not path.is_dir() or not is_encoder_decoder(path):
+        return load_language_model(path)
+    model = load_encoder_decoder(path)
+    if not isinstance(model.settings, T5Settings):
+        raise UnsupportedError(f"{model.settings.family} reads sound: it does not answer prompts", where=path.name)
+    return model
+
+
+def page_count(settings: DecoderSettings | TextSizes, cache_bytes: int) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
@@ -86,13 +131,16 @@ def memory_bytes(
     """
     found = _weight_bytes(path) + options.cache_bytes + _adapter_bytes(adapters or {})
     if draft is not None and options.speculation in (None, "model"):
-        settings, model = load_language_model(draft).settings, load_language_model(path).settings
-        pages = page_count(model, options.cache_bytes)
-        found += _weight_bytes(draft) + pages * page_bytes(settings, _PAGE_SIZE)
+        settings, model = load_language_model(draft).settings, load_model(path)
+        if isinstance(model, LanguageModel):
+            pages = page_count(model.settings, options.cache_bytes)
+            found += _weight_bytes(draft) + pages * page_bytes(settings, _PAGE_SIZE)
     return found
 
 
 def _weight_bytes(path: Path) -> int:
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir())
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
     return round(sum(sizes))
@@ -128,7 +176,7 @@ class TextGenerator:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Model,
         options: GeneratorOptions | None = None,
         name: str = "model",
         adapters: Mapping[str, Adapter] | None = None,
@@ -142,8 +190,12 @@ class TextGenerator:
         options = options or GeneratorOptions()
         drafting = make_drafting(model, options, draft)
         runner = make_runner(model, options, list(given.values()))
-        runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
-        self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, drafting=drafting, name=name)
+        start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
+        if start is None:
+            runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
+        self.engine = Engine(
+            runner, self.tokenizer.decode, sequences=SEQUENCES, drafting=drafting, start=start, name=name
+        )
 
     @classmethod
     def open(
@@ -153,12 +205,17 @@ class TextGenerator:
         adapters: AdapterFiles | None = None,
         draft: str | os.PathLike[str] | None = None,
     ) -> TextGenerator:
-        """The generator of a model in a Hugging Face folder or a GGUF file, with adapters by name and a draft model.
+        """The generator of the model in a folder or file, with adapters by name and a draft model.
 
-        Raises as `load_language_model`, `read_adapter` and `make_drafting`.
+        Raises as `load_model`, `read_adapter` and `make_drafting`. UnsupportedError for adapters of another model
+        than a `LanguageModel`.
         """
-        model = load_language_model(path)
-        found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
+        model = load_model(Path(path))
+        if adapters and not isinstance(model, LanguageModel):
+            raise UnsupportedError("adapters: only decoders from Hugging Face folders and GGUF files have them")
+        found: dict[str, Adapter] = {}
+        if isinstance(model, LanguageModel):
+            found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
         wanted = draft is not None and (options or GeneratorOptions()).speculation in (None, "model")
         return cls(model, options, Path(path).stem, found, load_language_model(draft) if wanted and draft else None)
 

@@ -219,8 +219,9 @@ class Scheduler:
             end = sequence.computed + count
             tokens = np.array(sequence.tokens[sequence.computed : end], np.int64)
             wanted = int(end == len(sequence.tokens))
-            pages, adapter = tuple(sequence.pages), sequence.request.adapter
-            steps.append(Step(sequence, Chunk(tokens, sequence.computed, pages, wanted, adapter)))
+            pages, request = tuple(sequence.pages), sequence.request
+            chunk = Chunk(tokens, sequence.computed, pages, wanted, request.adapter, request.source)
+            steps.append(Step(sequence, chunk))
             budget -= count
 
     def _add_drafts(self, steps: list[Step]) -> None:

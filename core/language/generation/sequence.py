@@ -30,6 +30,7 @@ class Sequence:
         self.sealed = 0  # the pages that other sequences can find
         self.ended = False
         self._keys: list[bytes] = []
+        self._source_key = b"" if request.source is None else request.source.key
         self._limit = limit
         self._listener = listener
         self._sampler = Sampler(request.sampling, request.prompt)
@@ -47,7 +48,7 @@ class Sequence:
 
     def keys(self, page_size: int) -> list[bytes]:
         """The keys of all full pages of its tokens."""
-        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter)
+        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter, self._source_key)
         return self._keys
 
     @property
@@ -124,7 +125,7 @@ class Sequence:
             self._tell(text, End(reason, *self._counts(), error=error))
 
     def _counts(self) -> tuple[int, int, int]:
-        return len(self.request.prompt), self.generated, self.cached or 0
+        return self.request.prompt_tokens, self.generated, self.cached or 0
 
     def _tell(self, text: str, end: End | None = None) -> None:
         choices, self._unsent = tuple(self._unsent), []

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from lathe.server.types import Array
 
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
+DRAFT = "draft.gguf"  # the draft model of a language model
 GGUF_MAGIC = b"GGUF"
 _BLOCK = 512
 _CHUNK = 1 << 18  # bytes
@@ -74,10 +75,10 @@ def foreign_format(start: bytes) -> str:
     return next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), "")
 
 
-def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None) -> UploadBody:
+def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None, draft: Path | None = None) -> UploadBody:
     """Return the upload of a model, given as bytes, as a file, or as the Hugging Face folder of a language model.
 
-    `adapters` are folders by name, for a language model: a GGUF file or a folder.
+    `adapters` are folders by name, and `draft` a GGUF file, for a language model: a GGUF file or a folder.
 
     Bytes and GGUF files are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an
     ONNX file with its external weights if it has any. Raises OSError if a file cannot be read,
@@ -88,7 +89,7 @@ def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None) -
     if isinstance(content, bytes):
         return UploadBody((content,))
     if is_language_model(content):
-        return _language_model(content, adapters or {})
+        return _language_model(content, adapters or {}, draft)
     if content.name == PIPELINE:
         return _pipeline(content)
     from lathe.core.errors import ModelError, UnsupportedError
@@ -137,15 +138,21 @@ def is_language_model(path: Path) -> bool:
     return path.is_dir() or _starts_with(path, GGUF_MAGIC)
 
 
-def _language_model(path: Path, adapters: Mapping[str, Path]) -> UploadBody:
-    """Return a GGUF file unchanged, or the tar archive of the files of a language model and its adapters.
+def _language_model(path: Path, adapters: Mapping[str, Path], draft: Path | None) -> UploadBody:
+    """Return a GGUF file unchanged, or the tar archive of a language model, its adapters and its draft model.
 
-    ModelError if a folder has no `config.json` and no `genai_config.json`, or an adapter has no such files or a bad
-    name.
+    ModelError if a folder has no `config.json` and no `genai_config.json`, an adapter has no such files or a bad
+    name, or the draft model is no GGUF file.
     """
-    if path.is_file() and not adapters:
+    from lathe.core.errors import ModelError
+
+    if path.is_file() and not adapters and draft is None:
         return UploadBody((path,))
     files = {"model.gguf": path} if path.is_file() else _folder_files(path)
+    if draft is not None:
+        if not _starts_with(draft, GGUF_MAGIC):
+            raise ModelError("draft model: expected a GGUF file", where=draft.name)
+        files[DRAFT] = draft
     return archive_of({name: [file] for name, file in (files | _adapter_files(adapters)).items()})
 
 

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from lathe.core.errors import FeedError, LatheError
+from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.request import GenerationRequest, Listener, Progress
 from lathe.core.language.generation.scheduler import Counters, Scheduler
 from lathe.core.language.generation.sequence import Sequence
@@ -29,8 +30,8 @@ class Closed(LatheError):
 class Engine:
     """Generates texts. All methods may be called from any thread.
 
-    `decode` makes text of tokens. The engine owns the runner, and closes it. `sequences` and `prompt_tokens` are those
-    of `Scheduler`.
+    `decode` makes text of tokens. The engine owns the runner, and closes it. `sequences`, `prompt_tokens` and
+    `drafting`, which it closes as well, are those of `Scheduler`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Engine:
         *,
         sequences: int = 64,
         prompt_tokens: int = 128,
+        drafting: Drafting | None = None,
         start: int | None = None,
         name: str = "engine",
     ) -> None:
@@ -48,8 +50,14 @@ class Engine:
         self._decode = decode
         self._start = start
         self._scheduler = Scheduler(
-            runner.page_count, runner.page_size, runner.capacity, sequences=sequences, prompt_tokens=prompt_tokens
+            runner.page_count,
+            runner.page_size,
+            runner.capacity,
+            sequences=sequences,
+            prompt_tokens=prompt_tokens,
+            drafting=drafting,
         )
+        self._drafting = drafting
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._closed = False
@@ -66,6 +74,11 @@ class Engine:
     def counters(self) -> Counters:
         """A copy of the counters."""
         return replace(self._scheduler.counters)
+
+    @property
+    def makes_drafts(self) -> bool:
+        """Whether texts have drafts."""
+        return self._drafting is not None
 
     @property
     def running(self) -> int:
@@ -182,6 +195,8 @@ class Engine:
                 break
             self._step()
         self._end_all()
+        if self._drafting is not None:
+            self._drafting.close()
         self._runner.close()
 
     def _step(self) -> None:

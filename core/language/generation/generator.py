@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lathe.core.errors import FeedError, UnsupportedError
+from lathe.core.errors import FeedError, ModelError, UnsupportedError
 from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
@@ -18,8 +18,11 @@ from lathe.core.language.constraint import GrammarCompiler
 from lathe.core.language.encoder_decoder import EncoderDecoderModel, is_encoder_decoder, load_encoder_decoder
 from lathe.core.language.encoder_decoder_runner import EncoderDecoderRunner, text_sizes
 from lathe.core.language.generation.chat_template import ChatTemplate
+from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.engine import Engine
+from lathe.core.language.generation.model_drafter import ModelDrafter
 from lathe.core.language.generation.options import GeneratorOptions
+from lathe.core.language.generation.prompt_lookup import PromptLookup
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
@@ -59,6 +62,29 @@ def make_runner(model: Model, options: GeneratorOptions, adapters: Sequence[Adap
     )
 
 
+def make_drafting(model: Model, options: GeneratorOptions, draft: LanguageModel | None = None) -> Drafting | None:
+    """The drafts of a model that is served; None without.
+
+    `draft` is the draft model. ModelError if there is none although the options want one, or if it has another
+    vocabulary. UnsupportedError for another model than a `LanguageModel`.
+    """
+    wanted = options.speculation or ("none" if draft is None else "model")
+    if wanted == "none":
+        return None
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError("speculation: only decoders from Hugging Face folders and GGUF files have drafts")
+    if wanted == "lookup":
+        return Drafting(PromptLookup(), options.draft_tokens)
+    if draft is None:
+        raise ModelError("speculation: 'model' needs a draft model, which this version lacks", where="generation")
+    if draft.tokenizer.library.get_vocab() != model.tokenizer.library.get_vocab():
+        raise ModelError("the draft model has another vocabulary than the model", where="draft")
+    pages = page_count(model.settings, options.cache_bytes)  # as many tokens as in the cache of the model
+    runner = CachedDecoder(draft, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
+    runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])
+    return Drafting(ModelDrafter(runner, model.settings.vocabulary), options.draft_tokens)
+
+
 def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRunner:
     """The runner that has tokens of many sequences in a run, if the graph has the form for it."""
     paged = PagedOnnxDecoder.of(
@@ -96,16 +122,29 @@ def page_count(settings: DecoderSettings | TextSizes, cache_bytes: int) -> int:
     return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
 
 
-def memory_bytes(path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None) -> int:
+def memory_bytes(
+    path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None, draft: Path | None = None
+) -> int:
     """An upper bound of the memory of a model in bytes: the weights of the compiled model, adapters, and the cache.
 
-    Reads the descriptions of its tensors only. ModelError for a damaged file.
+    A draft model counts with its own cache. Reads the descriptions of tensors and the settings only. ModelError for a
+    damaged file.
     """
+    found = _weight_bytes(path) + options.cache_bytes + _adapter_bytes(adapters or {})
+    if draft is not None and options.speculation in (None, "model"):
+        settings, model = load_language_model(draft).settings, load_model(path)
+        if isinstance(model, LanguageModel):
+            pages = page_count(model.settings, options.cache_bytes)
+            found += _weight_bytes(draft) + pages * page_bytes(settings, _PAGE_SIZE)
+    return found
+
+
+def _weight_bytes(path: Path) -> int:
     if path.is_dir() and onnx_decoder_file(path) is not None:
-        return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir()) + options.cache_bytes
+        return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir())
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return round(sum(sizes)) + options.cache_bytes + _adapter_bytes(adapters or {})
+    return round(sum(sizes))
 
 
 def _adapter_bytes(adapters: AdapterFiles) -> int:
@@ -142,17 +181,22 @@ class TextGenerator:
         options: GeneratorOptions | None = None,
         name: str = "model",
         adapters: Mapping[str, Adapter] | None = None,
+        draft: LanguageModel | None = None,
     ) -> None:
-        """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
+        """Compile the model. UnsupportedError if it has no tokenizer that can be read; otherwise as `make_drafting`."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         given = adapters or {}
         self.adapters = {name: number for number, name in enumerate(given, 1)}
-        runner = make_runner(model, options or GeneratorOptions(), list(given.values()))
+        options = options or GeneratorOptions()
+        drafting = make_drafting(model, options, draft)
+        runner = make_runner(model, options, list(given.values()))
         start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
         if start is None:
             runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
-        self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, start=start, name=name)
+        self.engine = Engine(
+            runner, self.tokenizer.decode, sequences=SEQUENCES, drafting=drafting, start=start, name=name
+        )
 
     @classmethod
     def open(
@@ -160,11 +204,12 @@ class TextGenerator:
         path: str | os.PathLike[str],
         options: GeneratorOptions | None = None,
         adapters: AdapterFiles | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> TextGenerator:
-        """The generator of the model in a folder or file, with adapters by name.
+        """The generator of the model in a folder or file, with adapters by name and a draft model.
 
-        Raises as `load_model` and `read_adapter`. UnsupportedError for adapters of another model than a
-        `LanguageModel`.
+        Raises as `load_model`, `read_adapter` and `make_drafting`. UnsupportedError for adapters of another model
+        than a `LanguageModel`.
         """
         model = load_model(Path(path))
         if adapters and not isinstance(model, LanguageModel):
@@ -172,7 +217,8 @@ class TextGenerator:
         found: dict[str, Adapter] = {}
         if isinstance(model, LanguageModel):
             found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
-        return cls(model, options, Path(path).stem, found)
+        wanted = draft is not None and (options or GeneratorOptions()).speculation in (None, "model")
+        return cls(model, options, Path(path).stem, found, load_language_model(draft) if wanted and draft else None)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Items
 
 from lathe.core.errors import LatheError
 from lathe.core.language.generation.page_pool import page_keys
@@ -49,6 +50,37 @@ class Sequence:
         """The keys of all full pages of its tokens."""
         self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter, self._source_key)
         return self._keys
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can still get."""
+        return self._limit - len(self.tokens)
+
+    def possible(self, draft: list[int]) -> list[int]:
+        """The first tokens of a draft, up to one that the grammar does not allow."""
+        constraint = self.request.constraint
+        try:
+            return draft if constraint is None else draft[: constraint.count_allowed(draft)]
+        except Exception:  # the grammar's library gives up: `choose` will end the text with its error
+            return []
+
+    def guess(self, logits: Logits, ahead: int) -> int:
+        """The token that it would choose from these logits after `ahead` more tokens; changes nothing."""
+        return self._sampler.choose(logits, len(self.tokens) + ahead).token
+
+    def choose_all(self, rows: Logits, draft: Items[int]) -> bool:
+        """Choose tokens from the logits [1 + drafted, vocabulary] after the last token and after each drafted one.
+
+        Ends with the first token that is not the drafted one; returns whether the text has ended. The tokens before it
+        are those whose keys and values the run has computed.
+        """
+        for row, guess in zip(rows, (*draft, None), strict=True):
+            if self.choose(row):
+                return True
+            if self.tokens[-1] != guess:
+                return False
+            self.computed += 1
+        return False
 
     def choose(self, logits: Logits) -> bool:
         """Choose the next token from its logits, and tell the caller; returns whether the text has ended.

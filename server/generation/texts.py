@@ -10,6 +10,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from statistics import fmean
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from lathe.core.errors import FeedError, GrammarError, LatheError
 from lathe.core.language.generation.engine import Closed, Engine
@@ -19,6 +20,9 @@ from lathe.server.errors import BadRequest, ContextExceeded, Internal, ServerErr
 from lathe.server.generation.statistics import TextStatistics
 from lathe.server.serving.servable import Servable
 from lathe.server.serving.text_outcome import TextOutcome
+
+if TYPE_CHECKING:
+    from lathe.server.telemetry.text_trace import TextTrace  # opentelemetry is installed by an extra
 
 _TOKEN_BYTES = 8  # of a prompt in the queue
 
@@ -30,13 +34,21 @@ class Texts:
     so that their pages are free at the next step of the engine.
     """
 
-    def __init__(self, servable: Servable, requests: Sequence[GenerationRequest], statistics: TextStatistics) -> None:
+    def __init__(
+        self,
+        servable: Servable,
+        requests: Sequence[GenerationRequest],
+        statistics: TextStatistics,
+        trace: TextTrace | None = None,
+    ) -> None:
         assert isinstance(servable.model, TextModel)
         self.servable = servable
         self._engine: Engine = servable.model.generator.engine
         self._requests = [_with_log_probabilities(each) for each in requests] if servable.watches_texts else requests
         self._log_probabilities: defaultdict[int, list[float]] = defaultdict(list)  # of the tokens so far, by text
         self._statistics = statistics
+        self._trace = trace
+        self._error: ServerError | None = None
         self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
         self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
         self._nbytes = _TOKEN_BYTES * sum(len(request.prompt) for request in requests)
@@ -46,6 +58,13 @@ class Texts:
 
     def admit(self) -> None:
         """Begin the texts. Raises Overloaded if the queue is full, and BadRequest for impossible requests."""
+        try:
+            self._admit()
+        except ServerError as error:
+            self._error = error
+            raise
+
+    def _admit(self) -> None:
         admission = self.servable.batcher.admission
         context = self._engine.context
         for request in self._requests:
@@ -86,6 +105,7 @@ class Texts:
                 self._ended(index, part.end, now)
                 if part.end.error is not None:
                     self._failed, error = True, as_server_error(part.end.error)
+                    self._error = error
                     self.servable.stats.refused(error.code)
                     self._report_failures(error, 1 + len(self._cancels))
                     raise error from part.end.error
@@ -93,6 +113,8 @@ class Texts:
 
     def close(self) -> None:
         """Cancel the texts that have not ended."""
+        if self._trace is not None:
+            self._trace.close(self._error)
         if not self._admitted:
             return
         self._admitted = False
@@ -121,6 +143,8 @@ class Texts:
     def _ended(self, index: int, end: End, now: float) -> None:
         del self._cancels[index]
         spent = now - self._first[index]
+        if self._trace is not None:
+            self._trace.text(self._began, self._first[index], now, end)
         self._statistics.ended(end.prompt_tokens, end.cached_tokens, end.generated_tokens, spent)
         if end.error is None:
             sure = self._log_probabilities.pop(index, None)

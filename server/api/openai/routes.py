@@ -153,7 +153,7 @@ class _Service:
             raise BadRequest("top_logprobs: expected logprobs to be true with it")
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
-        texts = await self._texts(servable, client, adapter, asked, [tokens], limit, logprobs)
+        texts = await self._texts(request, servable, client, adapter, asked, [tokens], limit, logprobs)
         return ChatAnswer(
             texts,
             asked.model,
@@ -177,7 +177,7 @@ class _Service:
         if (count := len(prompts) * asked.choice_count) > _MOST_PROMPTS:
             raise BadRequest(f"n: expected at most {_MOST_PROMPTS} texts for all prompts, got {count}")
         encoded = await _on_thread(lambda: [_encode(generator, prompt) for prompt in prompts])
-        texts = await self._texts(servable, client, adapter, asked, encoded, asked.max_tokens, asked.logprobs)
+        texts = await self._texts(request, servable, client, adapter, asked, encoded, asked.max_tokens, asked.logprobs)
         return CompletionAnswer(
             texts,
             asked.model,
@@ -201,7 +201,7 @@ class _Service:
         wanted = GenerationRequest(
             prompt, sampling, settings.max_tokens, settings.stops, ends, client=client, adapter=adapter
         )
-        texts = Texts(servable, [wanted], self._book.of(servable.ref))
+        texts = self._begin(request, servable, [wanted])
         prefix = "" if asked.exclude_input_in_output else asked.text_input
         return GenerateAnswer(texts, asked.id, prefix, streams=streams)
 
@@ -213,6 +213,7 @@ class _Service:
 
     async def _texts(
         self,
+        request: Request,
         servable: Servable,
         client: str,
         adapter: int,
@@ -240,7 +241,13 @@ class _Service:
             for prompt in prompts
             for sampling in asked.sampling(logprobs, asked.choice_count)
         ]
-        return Texts(servable, requests, self._book.of(servable.ref))
+        return self._begin(request, servable, requests)
+
+    def _begin(self, request: Request, servable: Servable, requests: Sequence[GenerationRequest]) -> Texts:
+        """The texts of a request, traced if the server traces."""
+        tracing, traceparent = self._plane.tracing, request.headers.get("traceparent", "")
+        trace = tracing.watch_texts(servable.ref, traceparent) if tracing is not None else None
+        return Texts(servable, requests, self._book.of(servable.ref), trace)
 
 
 def _route(plane: DataPlane, request: Request, model: str, version: str) -> tuple[Servable, str]:

@@ -27,6 +27,7 @@ from lathe.server.api.openai.schemas import (
     Message,
     RerankRequest,
     TextRequest,
+    TextSettings,
 )
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
@@ -199,7 +200,14 @@ class _Service:
         ends = frozenset() if settings.ignore_eos else generator.end_tokens
         (sampling,) = settings.sampling(None)
         wanted = GenerationRequest(
-            prompt, sampling, settings.max_tokens, settings.stops, ends, client=client, adapter=adapter
+            prompt,
+            sampling,
+            settings.max_tokens,
+            settings.stops,
+            ends,
+            priority=_priority(servable, settings),
+            client=client,
+            adapter=adapter,
         )
         texts = self._begin(request, servable, [wanted])
         prefix = "" if asked.exclude_input_in_output else asked.text_input
@@ -234,6 +242,7 @@ class _Service:
                 limit,
                 asked.stops,
                 ends,
+                priority=_priority(servable, asked),
                 client=client,
                 constraint=None if constraint is None else constraint.copy(),
                 adapter=adapter,
@@ -254,6 +263,11 @@ def _route(plane: DataPlane, request: Request, model: str, version: str) -> tupl
     """The servable of the model in a request, and the client. Raises as `DataPlane.route`."""
     authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
     return plane.route(model, version, key="", authorization=authorization, address=address)
+
+
+def _priority(servable: Servable, asked: TextSettings) -> int:
+    """The priority in the engine, where more is higher: levels count from 1, the highest."""
+    return -servable.batcher.policy.level(asked.priority or 0)
 
 
 def _text_servables(servables: Iterable[Servable]) -> Iterable[Servable]:

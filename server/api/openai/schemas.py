@@ -33,7 +33,7 @@ class StreamOptions(Body):
 
 
 class TextSettings(Body):
-    """How texts are generated. OpenAI's API lacks `top_k`, `min_p`, `repetition_penalty` and `ignore_eos`."""
+    """How texts are generated. OpenAI lacks `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority`."""
 
     max_tokens: int | None = Field(default=None, ge=1, description="At most this many tokens for each text.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0: the likeliest token. Default: 1.")
@@ -51,6 +51,9 @@ class TextSettings(Body):
     )
     seed: int | None = Field(default=None, description="The same seed gives the same texts, whatever else runs.")
     ignore_eos: bool = Field(default=False, description="Do not end at the model's end tokens.")
+    priority: int | None = Field(
+        default=None, ge=0, description="1 is the highest of the levels in the model's `config.toml`."
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:

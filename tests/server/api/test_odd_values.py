@@ -95,7 +95,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/unload": {"parameters": {"unload_dependents": False}},
     "/index": {"ready": True},
 }  # fmt: skip
-PATH = {"model": "m", "version": "1", "alias": "blue", "dataset": "d", "region": "r", "job": "0" * 20}
+PATH = {"model": "m", "version": "1", "alias": "blue", "dataset": "d", "region": "r", "job": "0" * 20, "adapter": "a"}
 HEADERS = [
     "accept-encoding", "authorization", "content-digest", "content-encoding", "content-length", "content-type",
     "idempotency-key", "inference-header-content-length", "last-event-id", "lathe-sticky-key", "origin", "range",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from lathe.core.errors import UnsupportedError
-from lathe.core.ir.dim import Dim, SymDim, is_data_dependent, symbol
+from lathe.core.ir.dim import Dim, SymDim, is_data_dependent, symbol, symbols
 from lathe.core.ir.graph import Array, Graph, Value
 from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ir.verify import verify
@@ -38,7 +38,7 @@ def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
 def with_constants(graph: Graph, values: Mapping[str, Array]) -> Graph:
     """A copy of `graph` in which the inputs named in `values` are constants with copies of these arrays.
 
-    Symbols of their shapes become the arrays' extents, as no input shows them any more. The same holds for extents that
+    Symbols of their shapes become the arrays' extents, if no other input shows them. The same holds for extents that
     follow from the values, and which attributes may name. Other names are ignored. All types are inferred again.
     ModelError if a node does not accept the values.
     """
@@ -74,13 +74,20 @@ def _dims(value: Value) -> tuple[Dim, ...]:
 
 
 def _extents_by_symbol(graph: Graph, values: Mapping[str, Array]) -> dict[str, Dim]:
-    """The extents of the arrays, by the symbols that the inputs' types have in their place."""
+    """The extents of the arrays, by the symbols that the inputs' types have in their place.
+
+    Without symbols that other inputs have as well: each run shows these. They may stand for different extents here,
+    where inputs only share a name of their first dimension.
+    """
+    shown = {
+        name for value in graph.inputs if value.name not in values for dim in _dims(value) for name in symbols(dim)
+    }
     found: dict[str, Dim] = {}
     for value in graph.inputs:
         if value.name in values:
             pairs = zip(_dims(value), values[value.name].shape, strict=False)
             found |= {str(dim): extent for dim, extent in pairs if isinstance(dim, SymDim) and dim == symbol(str(dim))}
-    return found
+    return {name: extent for name, extent in found.items() if name not in shown}
 
 
 def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.onnx_runtime_quantizer import quantize_file
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Rows = NDArray[np.int64]
@@ -133,32 +135,12 @@ def _from_float32(temperature: float, weight: float) -> dict[str, Any]:
 
 def _of_onnx_runtime(is_static: bool) -> Method:
     def make(problem: Problem) -> bytes:
-        from onnxruntime.quantization import (
-            CalibrationDataReader,
-            QuantFormat,
-            QuantType,
-            quantize_dynamic,
-            quantize_static,
-        )
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc]
-            def __init__(self) -> None:
-                rows = problem.calibration["x"]
-                self._batches = iter([{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)])
-
-            def get_next(self) -> dict[str, Any] | None:
-                return next(self._batches, None)
-
+        rows = problem.calibration["x"]
+        batches = [{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)]
         with tempfile.TemporaryDirectory() as folder:
-            exact, ready, small = (Path(folder) / name for name in ("exact.onnx", "ready.onnx", "small.onnx"))
+            exact, small = (Path(folder) / name for name in ("exact.onnx", "small.onnx"))
             exact.write_bytes(problem.model)
-            quant_pre_process(exact, ready, skip_symbolic_shape=True)
-            if is_static:
-                types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
-                quantize_static(ready, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
-            else:
-                quantize_dynamic(ready, small, per_channel=True, weight_type=QuantType.QInt8)
+            quantize_file(exact, small, batches if is_static else None)
             return small.read_bytes()
 
     return make

@@ -29,7 +29,7 @@ _QUANTILE = 0.9  # of the errors within which predictions are expected to lie
 
 @dataclass(frozen=True)
 class Work:
-    """What one run does: floating-point operations, and the bytes that its kernels read and write at least."""
+    """The floating-point operations of one run, and the least number of bytes that its kernels read and write."""
 
     flops: int
     bytes: int

@@ -28,7 +28,7 @@ _EXPERT_NAMES = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": 
 _JOINED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}  # in `attn_qkv` of GPT-2
 FAMILIES = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt2", "smollm3")
 _ADJACENT = ("llama", "smollm3")  # llama.cpp rotates adjacent elements, and reorders rows for that
-_UNROTATED_EVERY = {"smollm3": 4}  # llama.cpp rotates no head in the last of so many layers; files do not say so
+_UNROTATED_EVERY = {"smollm3": 4}  # llama.cpp rotates no head in every 4th layer; the file does not say it
 
 
 def read_settings(file: GgufFile) -> DecoderSettings:

@@ -93,7 +93,7 @@ class T5(Module):
 
     def sources(self, encoded: Tensor) -> list[KeysValues]:
         """The keys and values of each decoder layer for the result of `encode`."""
-        return [block.crossing.source(encoded) for block in self.decoder.block]  # type: ignore[attr-defined]
+        return self.decoder.sources(encoded)
 
     def decode_after(
         self, decoder_input_ids: Tensor, past: list[KeysValues], sources: list[KeysValues]
@@ -127,6 +127,11 @@ class Stack(Module):
         for block in self.block:
             x = block(x, bias, places if self.is_decoder else None, encoded)
         return self.final_layer_norm(x)
+
+    def sources(self, encoded: Tensor) -> list[KeysValues]:
+        """The keys and values of each layer of a decoder for the encoder's results."""
+        blocks = [block for block in self.block if isinstance(block, Block)]
+        return [block.crossing.source(encoded) for block in blocks]
 
     def after(self, x: Tensor, past: list[KeysValues], sources: list[KeysValues]) -> tuple[Tensor, list[KeysValues]]:
         """The same for tokens of a decoder that follow those of `past`, and their keys and values."""

@@ -188,7 +188,9 @@ class Decoder(Module):
         return self.layer_norm(x)
 
     def sources(self, encoded: Tensor) -> list[KeysValues]:
-        return [layer.encoder_attn.source(encoded) for layer in self.layers]  # type: ignore[attr-defined]
+        """The keys and values of each layer for the encoder's results."""
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return [layer.encoder_attn.source(encoded) for layer in layers]
 
     def after(self, ids: Tensor, past: list[KeysValues], sources: list[KeysValues]) -> tuple[Tensor, list[KeysValues]]:
         """The same for tokens that follow those of `past`, and their keys and values."""

@@ -59,7 +59,7 @@ class Text:
 
 @dataclass
 class Outcome:
-    """What has happened, by kind; `wrong` has descriptions of broken promises."""
+    """Counts of events, by kind; `wrong` has descriptions of broken promises."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -230,7 +230,7 @@ async def _caller(
 async def _stream(
     client: httpx.AsyncClient, request: Mapping[str, Any], alone: Text, leaves: int | None, where: str, outcome: Outcome
 ) -> None:
-    """Read a stream; with `leaves` only so many events."""
+    """Read a stream to its end, or its first `leaves` events."""
     body = {"model": MODEL, **request["body"], "stream": True}
     text, reason, events = "", None, 0
     tokens: list[str] = []

@@ -105,8 +105,9 @@ class _Peer:
     """llama.cpp in a process of its own."""
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
-        command = [python, str(Path(__file__).with_name("llama_cpp_logits.py")), str(file), str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [python, "-m", "loadtest.generation.llama_cpp_logits", str(file.resolve()), str(threads)]
+        root = Path(__file__).parents[2]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
         self._out = Path(tempfile.mkdtemp()) / "logits.npy"
 
     def __call__(self, ids: list[int], at: int) -> Logits:

@@ -1,6 +1,6 @@
 """llama.cpp as a peer of `python -m loadtest generation llama`: needs NumPy and llama-cpp-python, not Lathe.
 
-    python llama_cpp_logits.py FILE.gguf THREADS
+    python -m loadtest.generation.llama_cpp_logits FILE.gguf THREADS
 
 Reads a line of JSON, `[tokens, from, OUT.npy]`, computes the logits of the places `from` and after in one text, writes
 them to OUT.npy, float32 [places, vocabulary], and answers with an empty line.
@@ -8,29 +8,23 @@ them to OUT.npy, float32 [places, vocabulary], and answers with an empty line.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
-from importlib import import_module
-from typing import Any
 
 import numpy as np
+
+from loadtest.generation_peers.llama_model import load
 
 _TOKENS = 2048  # of a text
 
 
 def _main(path: str, threads: int) -> None:
-    api: Any = import_module("llama_cpp")
-    api.llama_backend_init()
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-    api.llama_log_set(quiet, None)
-    model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+    api, model, size = load(path)
     settings = api.llama_context_default_params()
     settings.n_ctx = settings.n_batch = settings.n_ubatch = _TOKENS
     settings.n_threads = settings.n_threads_batch = threads
     settings.type_k = settings.type_v = 0  # keys and values in float32, as Lathe's
     context = api.llama_init_from_model(model, settings)
-    size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     batch = api.llama_batch_init(_TOKENS, 0, 1)
     for line in sys.stdin:
         tokens, first, out = json.loads(line)

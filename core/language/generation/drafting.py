@@ -20,7 +20,7 @@ class Drafter(Protocol):
     """Guesses the next tokens of texts. The engine's thread uses it."""
 
     def draft(self, wanted: Items[tuple[Sequence, int]]) -> list[list[int]]:
-        """For each text at most so many tokens that may follow it; none where there is no guess."""
+        """Guess tokens for each text, at most the number beside it in `wanted`; an empty list if there is no guess."""
         ...
 
     def release(self, sequence: Sequence) -> None:

@@ -80,11 +80,12 @@ def test_pages_of_accepted_tokens_are_found_again() -> None:
     prompt = tuple(range(10))
     request = GenerationRequest(prompt, GREEDY, 30)
     expected = alone(request, CONTEXT)
-    engine = Engine(runner(), decode, drafting=Drafting(HalfRight({id(request): expected}, 1), 4))
+    drafting = Drafting(HalfRight({id(request): expected}, 1), 4)
+    engine = Engine(runner(), decode, drafting=drafting)
     assert Text(engine, request).tokens == expected
     again = GenerationRequest((*prompt, *expected), GREEDY, 1)
     longer = GenerationRequest(prompt, GREEDY, 31)
-    engine._drafting.close()  # type: ignore[union-attr]
+    drafting.close()
     text = Text(engine, again)
     assert text.tokens == alone(longer, CONTEXT)[-1:]
     assert text.end().cached_tokens == 36, "all pages that are full before the last token, which no run has computed"

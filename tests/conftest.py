@@ -4,6 +4,7 @@ Every session whose model is declared batchable is checked for rows that influen
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -50,6 +51,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
         return is_left_out(collection_path, config.rootpath) or None
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector.
+
+    Nearly all objects that a collection makes live until the end, so the collector finds nothing and takes a third of
+    the time. `freeze` saves it from reading them again during the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

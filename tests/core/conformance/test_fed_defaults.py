@@ -13,6 +13,7 @@ from lathe.core.ir.graph import Graph
 from tests.core.conformance.case_names import names_with_data
 from tests.core.conformance.exclusions import REASONS
 from tests.core.conformance.models import suite_models
+from tests.each_case import each_case
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
@@ -51,12 +52,13 @@ def _given(model: onnx.ModelProto, name: str, default: np.ndarray) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::lathe.core.errors.ShapeWarning")
-def test_feeds_override_defaults(subtests: pytest.Subtests) -> None:
+def test_feeds_override_defaults() -> None:
     names = sample()
     assert len(names) > 20
-    for name in names:
-        with subtests.test(name):
-            check_overridden_defaults(name)
+    with each_case() as case:
+        for name in names:
+            with case(name):
+                check_overridden_defaults(name)
 
 
 def check_overridden_defaults(name: str) -> None:

@@ -30,6 +30,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
 
+_BY_FILE = "lathe_by_file"  # the key under which a test process learns that it gets whole files
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the reporting process
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
@@ -81,7 +82,7 @@ _ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time.
+    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time. Then order.
 
     pytest.UsageError for a test whose name contains an address: processes of one run must agree on all names.
     """
@@ -95,6 +96,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stride = config.getoption("--every")
     config.hook.pytest_deselected(items=[item for place, item in enumerate(items) if place % stride])
     items[:] = items[::stride]
+    if getattr(config, "workerinput", {}).get(_BY_FILE):
+        from tests.scheduling import slow_files_first
+
+        items[:] = slow_files_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist how tests are given to it; there the option is always "no"."""
+    node.workerinput[_BY_FILE] = node.config.option.dist == "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.option.dist != "loadfile":
+        return None
+    from tests.scheduling import FileScheduling
+
+    return FileScheduling(config, log)
 
 
 _counted: dict[str, int] = {}  # cases of a function with the mark `sample` that were collected
@@ -166,6 +186,16 @@ def _check_row_independence(pytestconfig: pytest.Config) -> Iterator[None]:
     from tests.batching import install
 
     uninstall = install(pytestconfig.stash[_TALLY])
+    yield
+    uninstall()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_equal_code_once(project: Path) -> Iterator[None]:
+    """Keep object files in the checkout, also for later runs; `make clean` deletes them."""
+    from tests.object_files import install
+
+    uninstall = install(project / ".lathe" / "test-objects")
     yield
     uninstall()
 

@@ -59,13 +59,14 @@ def pytest_collection() -> Iterator[None]:
     """Collect without the garbage collector.
 
     Nearly all objects that a collection makes live until the end, so the collector finds nothing and takes a third of
-    the time. `freeze` saves it from reading them again during the tests.
+    the time. `freeze` saves it from reading them again during the tests, which also make few cycles.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000)
         gc.enable()
 
 

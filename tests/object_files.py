@@ -1,8 +1,8 @@
 """Equal LLVM assembly is compiled once by all test processes, and not again by later runs.
 
-LLVM takes a quarter of the processor time of `make test`. The compiler's own cache has a kernel's spec and the source
-of all generators as key, so each change of a generator empties it; and tests of kernels use no cache. This cache has the
-assembly itself as key, so the generators still write every kernel. LLVM compiles the kernels whose assembly changed.
+LLVM takes a quarter of the processor time of `make test`. The key in the compiler's own cache is made of a kernel's spec
+and the source of all generators, so each change of a generator empties it; and tests of kernels use no cache. The key
+here is made of the assembly itself. So the generators still write every kernel, and LLVM compiles those that changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 30  # a run of all tests writes a tenth of it
 
 
 def install(folder: Path) -> Callable[[], None]:
-    """Keep the object files of all assembly that this process compiles in `folder`. Returns a function that ends this."""
+    """Keep the object files of all assembly that this process compiles. Returns a function that ends this."""
     compile_text = jit.compile_text
     cache = ObjectCache(folder, _MAX_BYTES)
     passes = hashlib.sha256(Path(jit.__file__).read_bytes()).hexdigest()

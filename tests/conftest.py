@@ -37,6 +37,7 @@ _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every", type=int, default=1, metavar="N", help="run every Nth of the tests that are selected")
+    parser.addoption("--native", action="store_true", help="run all cases of `sample(n, native=True)`")
     parser.addoption("--fast", action="store_true", help="run what `make test-fast` runs, see tests/fast.py")
     parser.addoption("--fast-record", type=Path, metavar="FILE", help="write down which tests are not fast")
 
@@ -122,9 +123,13 @@ _counted: dict[str, int] = {}  # cases of a function with the mark `sample` that
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a function with the mark `sample(n)`, every nth case runs in `make test`; the others are slow."""
+    """Of a function with the mark `sample(n)`, every nth case runs in `make test`; the others are slow.
+
+    `native=True` says that the cases test generated code. The runs for other CPUs and with checks of the heap pass
+    `--native`, and then none of these cases is slow: no run of slow tests checks them in this way.
+    """
     mark = item.get_closest_marker("sample")
-    if mark is not None:
+    if mark is not None and not (mark.kwargs.get("native") and item.config.getoption("--native")):
         name = item.nodeid.partition("[")[0]
         count = _counted[name] = _counted.get(name, -1) + 1
         if count % mark.args[0]:
@@ -138,7 +143,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.batching import Tally  # imported here because it imports NumPy
 
     config.stash[_TALLY] = Tally()
-    config.addinivalue_line("markers", "sample(n): every nth case runs in `make test`, all cases in `make test-all`")
+    config.addinivalue_line(
+        "markers", "sample(n, native=False): every nth case runs in `make test`, all in `make test-all`, see `--native`"
+    )
     if (path := config.getoption("--fast-record")) is not None and not hasattr(config, "workerinput"):
         from tests.fast import Recorder
 

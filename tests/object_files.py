@@ -1,8 +1,8 @@
 """Equal LLVM assembly is compiled once by all test processes, and not again by later runs.
 
-LLVM takes a quarter of the processor time of `make test`. The key in the compiler's own cache is made of a kernel's spec
-and the source of all generators, so each change of a generator empties it; and tests of kernels use no cache. The key
-here is made of the assembly itself. So the generators still write every kernel, and LLVM compiles those that changed.
+LLVM takes a quarter of the processor time of `make test`. In the compiler's own cache, the key is made of a kernel's
+spec and the source of all generators. So each change of a generator empties it; and tests of kernels use no cache. Here
+the key is made of the assembly. So the generators still write every kernel, and LLVM compiles those that changed.
 """
 
 from __future__ import annotations

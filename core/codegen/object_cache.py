@@ -77,7 +77,7 @@ class ObjectCache:
 class Quota:
     """Limits the size of a folder: deletes the least recently used files (by modification time).
 
-    Scanning many files takes long: a third of a second for 100,000 objects. So a scan follows a write at random, and
+    Scanning many files takes long: a second for 100,000 objects. So a scan follows a write at random, and
     the probability is 16 times the share of the written bytes in `max_bytes`. Thus processes of any number and lifetime
     scan once for each sixteenth of `max_bytes` on average. Between scans the folder may be larger than `max_bytes`.
     """

@@ -20,6 +20,7 @@ _ALIGNMENT = 64
 _MAP_ABOVE = 1 << 20  # bytes of a block that is mapped by itself
 _ROOM = 4  # times the bytes of a block that may grow: its address space, of which untouched pages take no memory
 _HUGE_PAGE = 2 << 20  # bytes; Linux places a mapping at a multiple of it only if its length is one, too
+_HUGE_PAGES_ABOVE = 64 << 20  # bytes of a block in huge pages; see `_map_block`
 _WORTH_COLLECTING = 16 << 20  # bytes that are worth a garbage collection
 _CGROUP = Path("/sys/fs/cgroup")
 _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -62,16 +63,20 @@ def bytes_with_room(size: int) -> NDArray[np.uint8]:
 
 
 def _map_block(size: int) -> mmap.mmap:
-    """Map `size` bytes or more, in huge pages where that is possible.
+    """Map `size` bytes or more, large blocks in huge pages where that is possible.
 
     Private memory: by default Python maps shared memory, which has no huge pages, and whose faults take half as long
-    again. The first use of 9 MiB takes 0.2 ms in huge pages, 4 ms in others, and 6 ms in shared memory.
+    again. The first use of 9 MiB takes 4 ms, and 6 ms in shared memory. In huge pages it takes 0.2 ms, or 20 ms in a
+    virtual machine whose host provides memory at its first use: 4 ms for each huge page, of which a run may use a small
+    part. Then the first run with larger images took 8 times as long as later ones. Later runs take the same time in
+    both kinds of pages.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _HUGE_PAGE else size
     block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
-    prefer_huge_pages(block)
+    if size >= _HUGE_PAGES_ABOVE:
+        prefer_huge_pages(block)
     return block
 
 

@@ -6,8 +6,10 @@ python -m loadtest starting                                             measures
 python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 python -m loadtest compression                                          measures methods of compression
 python -m loadtest quantized MODEL.onnx                                 measures int8 models beside other quantizers
+python -m loadtest search                                               searches an architecture within a time
 python -m loadtest sparse                                               measures products with many zeros
 python -m loadtest generate MODEL                                       measures text generation
+python -m loadtest generation CHECK                                     checks text generation
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from loadtest import (
     packing,
     quantized,
     report_docs,
+    search,
     sparse,
     starting,
     tokens,
@@ -39,6 +42,7 @@ from loadtest import (
 )
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
+from loadtest.generation import run as generation
 from loadtest.gpu import run as gpu
 from loadtest.output import save, show
 from loadtest.scenario import Options, Report
@@ -66,10 +70,12 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "exported": exported.main,
     "footprint": footprint.main,
     "generate": generate.main,
+    "generation": generation.main,
     "gpu": gpu.main,
     "packing": packing.main,
     "quantized": quantized.main,
     "docs": report_docs.main,
+    "search": search.main,
     "sparse": sparse.main,
     "starting": starting.main,
     "tokens": tokens.main,

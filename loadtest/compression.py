@@ -27,13 +27,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.onnx_runtime_quantizer import quantize_file
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Rows = NDArray[np.int64]
 Predict = Callable[[NDArray[Any]], NDArray[Any]]
 
 _CALIBRATION = 256  # rows
-_AUGMENT = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
+AUGMENTATION = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
 _MODELS: Mapping[str, Mapping[str, Any]] = {
     "lenet5": {"architecture": "lenet5", "channels": [32, 64]},
     "resnet-small": {"architecture": "resnet-small", "widths": [16, 32, 64]},
@@ -71,7 +73,7 @@ class Problem:
         from lathe.core.train.run import result
         from lathe.core.train.run.training_loop import FitRun
 
-        tables = {"augment": _AUGMENT, "schedule": {"kind": "one_cycle"}, **tables}
+        tables = {"augment": AUGMENTATION, "schedule": {"kind": "one_cycle"}, **tables}
         is_file = isinstance(model, bytes)
         table = {"parent": True} if isinstance(model, bytes) else dict(model)
         if not is_file:
@@ -133,32 +135,12 @@ def _from_float32(temperature: float, weight: float) -> dict[str, Any]:
 
 def _of_onnx_runtime(is_static: bool) -> Method:
     def make(problem: Problem) -> bytes:
-        from onnxruntime.quantization import (
-            CalibrationDataReader,
-            QuantFormat,
-            QuantType,
-            quantize_dynamic,
-            quantize_static,
-        )
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc]
-            def __init__(self) -> None:
-                rows = problem.calibration["x"]
-                self._batches = iter([{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)])
-
-            def get_next(self) -> dict[str, Any] | None:
-                return next(self._batches, None)
-
+        rows = problem.calibration["x"]
+        batches = [{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)]
         with tempfile.TemporaryDirectory() as folder:
-            exact, ready, small = (Path(folder) / name for name in ("exact.onnx", "ready.onnx", "small.onnx"))
+            exact, small = (Path(folder) / name for name in ("exact.onnx", "small.onnx"))
             exact.write_bytes(problem.model)
-            quant_pre_process(exact, ready, skip_symbolic_shape=True)
-            if is_static:
-                types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
-                quantize_static(ready, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
-            else:
-                quantize_dynamic(ready, small, per_channel=True, weight_type=QuantType.QInt8)
+            quantize_file(exact, small, batches if is_static else None)
             return small.read_bytes()
 
     return make

@@ -2,10 +2,10 @@
 
 MODEL is a GGUF file or a Hugging Face folder. Cells: tokens of a prompt per second until its first token, tokens per
 second of one stream behind a prompt, and those of several streams together, prompts included. All decode greedily.
-Each `--peer ENGINE PYTHON MODEL` adds an engine (llama, ik_llama, onnx_runtime, openvino) that PYTHON has, and its file
-or folder. Each engine has a process of its own; they take turns in every cell, and the table has medians. `--clock cpu`
-counts the processor seconds of the process instead of the time that passes: on one thread, so that other programs on
-the machine matter less.
+Each `--peer ENGINE PYTHON MODEL` adds an engine (llama, ik_llama, onnx_runtime, openvino) that PYTHON has, and its
+file or folder. Each engine has a process of its own; they take turns in every cell, each with an untimed run first,
+and the table has medians. `--clock cpu` counts the processor seconds of the process instead of the time that passes:
+on one thread, so that other programs on the machine matter less.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def _measured(engines: Mapping[str, _Worker], rounds: int, clock: str) -> list[d
         found: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, engine in engines.items():
+                engine.ask(prompts, count)  # meanwhile the threads of the engine before stop spinning
                 answer = engine.ask(prompts, count)
                 first, last = answer[clock]
                 found[name].append(tokens / (last if whole else last - first))

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 
-def onnx_runtime(path: Path) -> Any:
-    """A session of ONNX Runtime with default options, on one thread."""
+def onnx_runtime(path: Path, threads: int = 1) -> Any:
+    """A session of ONNX Runtime with default options, on `threads` threads."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.onnx_runtime_peer import onnx_runtime
+from loadtest.onnx_runtime_quantizer import Feeds, quantize_file
 from loadtest.row_limits import add_result_options, finish
 from loadtest.timing import relative_error, slice_ms
 
-Feeds = dict[str, NDArray[Any]]
 Run = Callable[[float], float]  # seconds to the median milliseconds of a call
 
 _CALIBRATION = 32  # rows
@@ -110,31 +110,11 @@ def make_feeds(model: onnx.ModelProto, rows: int, length: int, seed: int) -> Fee
 
 def onnx_runtime_files(model: Path, calibration: Feeds, folder: Path) -> dict[str, Path]:
     """The files of ONNX Runtime's quantizer by method."""
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            rows = range(len(next(iter(calibration.values()))))
-            self._rows = iter([{name: array[row : row + 1] for name, array in calibration.items()} for row in rows])
-
-        def get_next(self) -> Feeds | None:
-            return next(self._rows, None)
-
-    prepared = folder / "prepared.onnx"
-    quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)
     files = {kind: folder / f"{kind}.onnx" for kind in ("ort static", "ort dynamic")}
-    types = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8}
-    quantize_static(
-        str(prepared), str(files["ort static"]), Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types
-    )
-    quantize_dynamic(str(prepared), str(files["ort dynamic"]), per_channel=True, weight_type=QuantType.QInt8)
+    rows = range(len(next(iter(calibration.values()))))
+    batches = ({name: array[row : row + 1] for name, array in calibration.items()} for row in rows)
+    quantize_file(model, files["ort static"], batches, "QInt8")
+    quantize_file(model, files["ort dynamic"], None)
     return files
 
 
@@ -142,22 +122,14 @@ class _Engines:
     """All engines with one model, in float32 and in int8."""
 
     def __init__(self, path: Path, calibration: Feeds, folder: Path, options: argparse.Namespace) -> None:
-        import onnxruntime as ort
-
         import lathe
-
-        settings = ort.SessionOptions()
-        settings.intra_op_num_threads, settings.inter_op_num_threads = options.threads, 1
-        settings.log_severity_level = 4
-
-        def peer(file: Path) -> Any:
-            return ort.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
 
         small = lathe.export(lathe.quantize(path, calibration))
         most = max(options.batches)
         self._ours = [lathe.compile(each, threads=options.threads, max_batch=most) for each in (path, small)]
-        self._exact_peer = peer(path)
-        self._peers = {name: peer(file) for name, file in onnx_runtime_files(path, calibration, folder).items()}
+        self._exact_peer = onnx_runtime(path, options.threads)
+        files = onnx_runtime_files(path, calibration, folder)
+        self._peers = {name: onnx_runtime(file, options.threads) for name, file in files.items()}
         self._openvino: _OpenVino | None = None
         if options.openvino:
             kind = "transformer" if any(array.dtype.kind == "i" for array in calibration.values()) else "convolutions"

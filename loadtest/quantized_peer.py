@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -43,7 +44,7 @@ def main(path: str, calibration: str, threads: int, kind: str) -> None:
             requests[file] = [request(model, feeds) for model in (exact, small)]
         results = [each.infer(feeds)[0].copy() for each in requests[file]]
         chosen = requests[file][int(quantized)]
-        ms = slice_ms(lambda feeds=feeds, chosen=chosen: chosen.infer(feeds, share_inputs=True), seconds)  # type: ignore[misc]
+        ms = slice_ms(partial(chosen.infer, feeds, share_inputs=True), seconds)
         print(json.dumps({"ms": ms, "error": relative_error(results[1], results[0])}), flush=True)
 
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from lathe.server.types import Array
 
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
+DRAFT = "draft.gguf"  # the draft model of a language model
 GGUF_MAGIC = b"GGUF"
 _BLOCK = 512
 _CHUNK = 1 << 18  # bytes
@@ -74,10 +75,10 @@ def foreign_format(start: bytes) -> str:
     return next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), "")
 
 
-def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None) -> UploadBody:
+def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None, draft: Path | None = None) -> UploadBody:
     """Return the upload of a model, given as bytes, as a file, or as the Hugging Face folder of a language model.
 
-    `adapters` are folders by name, for a language model: a GGUF file or a folder.
+    `adapters` are folders by name, and `draft` a GGUF file, for a language model: a GGUF file or a folder.
 
     Bytes and GGUF files are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an
     ONNX file with its external weights if it has any. Raises OSError if a file cannot be read,
@@ -88,7 +89,7 @@ def body_of(content: Path | bytes, adapters: Mapping[str, Path] | None = None) -
     if isinstance(content, bytes):
         return UploadBody((content,))
     if is_language_model(content):
-        return _language_model(content, adapters or {})
+        return _language_model(content, adapters or {}, draft)
     if content.name == PIPELINE:
         return _pipeline(content)
     from lathe.core.errors import ModelError, UnsupportedError
@@ -129,6 +130,7 @@ _LANGUAGE_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja"
     r"|model\.safetensors|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"
 )
+_ONNX_DATA = re.compile(r"[\w.-]+\.onnx[._]data")
 
 
 def is_language_model(path: Path) -> bool:
@@ -136,14 +138,21 @@ def is_language_model(path: Path) -> bool:
     return path.is_dir() or _starts_with(path, GGUF_MAGIC)
 
 
-def _language_model(path: Path, adapters: Mapping[str, Path]) -> UploadBody:
-    """Return a GGUF file unchanged, or the tar archive of the files of a language model and its adapters.
+def _language_model(path: Path, adapters: Mapping[str, Path], draft: Path | None) -> UploadBody:
+    """Return a GGUF file unchanged, or the tar archive of a language model, its adapters and its draft model.
 
-    ModelError if a folder has no `config.json`, or an adapter has no such files or a bad name.
+    ModelError if a folder has no `config.json` and no `genai_config.json`, an adapter has no such files or a bad
+    name, or the draft model is no GGUF file.
     """
-    if path.is_file() and not adapters:
+    from lathe.core.errors import ModelError
+
+    if path.is_file() and not adapters and draft is None:
         return UploadBody((path,))
     files = {"model.gguf": path} if path.is_file() else _folder_files(path)
+    if draft is not None:
+        if not _starts_with(draft, GGUF_MAGIC):
+            raise ModelError("draft model: expected a GGUF file", where=draft.name)
+        files[DRAFT] = draft
     return archive_of({name: [file] for name, file in (files | _adapter_files(adapters)).items()})
 
 
@@ -162,12 +171,24 @@ def _adapter_files(adapters: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _folder_files(folder: Path) -> dict[str, Path]:
-    from lathe.core.errors import ModelError
+    """Return the files of a language model in a folder, by their names in an upload.
 
-    names = sorted(path.name for path in folder.iterdir() if _LANGUAGE_FILES.fullmatch(path.name))
-    if "config.json" not in names:
+    ModelError if the folder has no `config.json` and no `genai_config.json`.
+    """
+    from lathe.core.errors import ModelError
+    from lathe.core.language.onnx_decoder import DECODER_FILE, GENAI_FILE, onnx_decoder_file
+
+    present = sorted(path.name for path in folder.iterdir())
+    names = [name for name in present if _LANGUAGE_FILES.fullmatch(name)]
+    if GENAI_FILE in present:  # a version has one file that says what it is
+        names = [GENAI_FILE, *(name for name in names if name != "config.json")]
+    elif "config.json" not in names:
         raise ModelError("expected the folder of a language model, with a file 'config.json'", where=folder.name)
-    return {name: folder / name for name in names}
+    files = {name: folder / name for name in names}
+    if not any(name.endswith(".safetensors") for name in names) and (decoder := onnx_decoder_file(folder)) is not None:
+        files[DECODER_FILE] = decoder
+        files |= {name: folder / name for name in present if _ONNX_DATA.fullmatch(name)}
+    return files
 
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

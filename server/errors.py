@@ -86,7 +86,7 @@ class UnsupportedMedia(ServerError):
 
 
 class Misdirected(ServerError):
-    """The Host header names a host that this server does not serve."""
+    """The Host header names a host that this server does not serve (`LATHE_SERVED_HOSTS`)."""
 
     code, http_status = "misdirected", 421
 

@@ -26,8 +26,10 @@ number of threads give the same weights, bit for bit, on CPUs of the same kind.
 ```toml
 {example}```
 
-An empty default means that the key is required, `-` that it may be left out. A setting is a further key of a table. A
-setting without a default may be left out, too, unless `(required)` follows.
+Below, an empty default means that the key is required, and `-` that you may leave the key out. Some keys hold one of
+several kinds of TOML tables, such as `[optimizer]` with `kind = "adamw"`. For these keys, the column *Table* has the
+key and value that choose the kind. The column *Settings* has the other keys of that kind, each with its default. You
+may leave out a setting without a default, too, unless `(required)` follows.
 
 | Key | Default | Meaning |
 |---|---|---|

@@ -119,7 +119,10 @@ def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
 
 
 def reasons_without_kernel(graph: Graph, options: Options) -> Mapping[Node, str]:
-    """Why nodes, after the passes, have no dynamic kernel, by node. LatheError if the graph is not valid for sizes."""
+    """The nodes without a dynamic kernel, each with the reason. They are nodes of a copy of `graph` after the passes.
+
+    LatheError if the graph is not valid with the symbols of its inputs replaced as in `dynamic_binding`.
+    """
     return _choose_kernels(_bind_sizes(graph), options)[1].reasons
 
 

@@ -58,8 +58,8 @@ def compile_executable(
 ) -> Runner:
     """Compile code for one binding of the symbols (numbers, or sizes for dynamic-shape code), and load it to run.
 
-    `adopted`: states that are in the memory of a device already, by name; they keep their values. Errors are those of
-    `build` and `load_code`. The caller closes the result.
+    `adopted`: by name, states whose device memory another runner owns, as for `load_code`; they keep their values.
+    Errors are those of `build` and `load_code`. The caller closes the result.
     """
     batching = batching_for(batching, binding)
     return load_code(build(graph, options, batching, binding), options, batching, adopted)
@@ -91,8 +91,10 @@ def load_code(
 ) -> Runner:
     """Load compiled code and its weights into memory, ready to run.
 
-    `adopted`: states that are in the memory of a device already, by name; ignored if `compiled` is not `Split`.
-    DeviceMemoryError if a device has too little memory. The caller closes the result.
+    `compiled` is `Split` if the options name devices. Then `adopted` maps names of states to blocks of device memory
+    that another runner owns: the result uses these blocks in place, and does not free them. Otherwise `adopted` is
+    ignored. DeviceMemoryError if a device has too little memory. The caller closes the result, before the owner of
+    adopted blocks.
     """
     if isinstance(compiled, Partitioned):
         return make_partitioned_runner(compiled, options.threads, options.max_batch)
@@ -159,6 +161,17 @@ def _optimize(graph: Graph, options: Options, batching: BatchInfo, binding: Code
     # Without a binding, the assumptions are those that `describe` looked for.
     supposed = code_assumptions(bound, *varying_symbols(binding)) if binding or batching.supposed else ()
     return OptimizedGraph(*run_passes(bound, options), supposed)
+
+
+def plan_without_code(graph: Graph, options: Options, batching: BatchInfo) -> Plan:
+    """The plan of `graph` on the host, with the kernels that are chosen without measuring; no code is compiled.
+
+    `batching` is that of the model's description. ModelError as in `build`.
+    """
+    options = replace(options, tune=0.0, devices=())
+    optimized = _optimize(graph, options, batching, ())
+    choose = choices(optimized.graph, target_of(options), options, None, None)
+    return plan_graph(optimized.graph, options, choose, optimized.reports, optimized.supposed)[0].plan
 
 
 def target_of(options: Options) -> Target:

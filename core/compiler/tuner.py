@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def few(self) -> Problem:
-        """The problem with only the first 3 candidates, on a GPU the first 6, for when time is short."""
+        """A copy for when time is short: it has only the first 3 candidates, or the first 6 if the target is a GPU."""
         on_gpu = isinstance(self.request.target, GpuTarget)
         return replace(self, calls=self.calls[: _FEW_ON_GPU if on_gpu else _FEW_CANDIDATES])
 

@@ -2,7 +2,9 @@
 
 Each activation that a product with constant weights (Conv, MatMul, Gemm) or a sum of two activations (Add) reads passes
 through QuantizeLinear and DequantizeLinear, whose scale comes from calibration. Weights and biases are stored as
-integers with a DequantizeLinear.
+integers with a DequantizeLinear. A sum stays float32 if its result is normalized, as in transformers: integers would
+save no time there, and 8 bits do not hold the few large numbers of such sums beside the others (Bondarenko et al. 2021,
+https://arxiv.org/abs/2109.12948).
 Every ONNX runtime runs this graph; those with integer kernels, as Lathe (`passes/precision/quantized.py`), compute the
 products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), section 2; Nagel et al. 2021
 (https://arxiv.org/abs/2106.08295), section 2.
@@ -36,9 +38,12 @@ from lathe.core.compress.smoothing import smooth
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Array, Graph, Node, Value
 from lathe.core.ir.types import DType
+from lathe.core.passes.precision.quantized import MOVING
 from lathe.core.passes.rewrite.editor import Editor
 
 _ACTIVATIONS = (DType.UINT8, DType.INT8)
+# Operators through which the integers of a sum reach the products that read it.
+_PASSING = MOVING | {"Relu", "Clip", "AveragePool", "GlobalAveragePool", "Concat", "Split", "Pad", "Resize"}
 
 
 @dataclass(frozen=True)
@@ -227,8 +232,10 @@ def layers_of(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
     """
     check_skipped(graph, skip)
     editor = Editor(graph)
-    nodes = enumerate(graph.nodes)
-    layers = tuple(index for index, node in nodes if node.name not in skip and _is_quantizable(editor, node))
+    chosen = {node for node in graph.nodes if node.name not in skip and _is_quantizable(editor, node)}
+    while sums := {node for node in chosen if node.op == "Add" and not _feeds_only(editor, node, chosen)}:
+        chosen -= sums
+    layers = tuple(index for index, node in enumerate(graph.nodes) if node in chosen)
     if not any(graph.nodes[index].op in CHANNEL_AXIS for index in layers):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     return layers
@@ -244,6 +251,16 @@ def _is_quantizable(editor: Editor, node: Node) -> bool:
         return has_constant_weights(editor, node)
     is_constant = editor.array(first) is not None or editor.array(second) is not None
     return first.dtype is DType.FLOAT32 and not is_constant and first.type == second.type
+
+
+def _feeds_only(editor: Editor, node: Node, chosen: Collection[Node]) -> bool:
+    """Whether only these nodes read the result of a node, directly or through operators that pass integers on."""
+    if any(editor.is_output(value) for value in node.outputs):
+        return False
+    readers = [reader for value in node.outputs for reader in editor.readers(value)]
+    return all(
+        reader in chosen or (reader.op in _PASSING and _feeds_only(editor, reader, chosen)) for reader in readers
+    )
 
 
 def _activations(editor: Editor, node: Node) -> list[Value]:

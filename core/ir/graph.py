@@ -232,7 +232,11 @@ class Graph:
 
 
 def node_reads(node: Node) -> list[Value]:
-    """The values that a node reads: its inputs, one entry per input, then the values that its bodies capture."""
+    """The values that a node reads: its inputs without absent ones, then the values that its bodies capture.
+
+    A value that is several inputs has an entry for each. Each body lists a captured value once, with those that bodies
+    nested in it capture from outside.
+    """
     reads = [value for value in node.inputs if value is not None]
     for body in node.subgraphs:
         reads += captures(body)

@@ -168,11 +168,14 @@ def _repeated(x: Tensor, count: int) -> Tensor:
 
 
 class SelfAttention(Module):
-    """Projections to queries, keys and values, attention, and the output projection: [batch, length, width] -> same."""
+    """Projections to queries, keys and values, attention, and the output projection: [batch, length, width] -> same.
 
-    def __init__(self, settings: DecoderSettings, window: int | None) -> None:
+    `number` is that of the layer.
+    """
+
+    def __init__(self, settings: DecoderSettings, number: int) -> None:
         self.heads, self.kv_heads, self.size = settings.heads, settings.kv_heads, settings.head_size
-        self.window = window
+        self.window, self.rotated = settings.windows[number], number not in settings.unrotated
         width, bias = settings.width, settings.query_bias
         self.q_proj = Linear(width, self.heads * self.size, bias)
         self.k_proj, self.v_proj = (Linear(width, self.kv_heads * self.size, bias) for _ in range(2))
@@ -182,13 +185,17 @@ class SelfAttention(Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         query, key, value = (each.transpose(1, 2) for each in self._projected(x))
-        found = attend(places.rotated(query), places.rotated(key), value, places, self.window).transpose(1, 2)
+        if self.rotated:
+            query, key = places.rotated(query), places.rotated(key)
+        found = attend(query, key, value, places, self.window).transpose(1, 2)
         return self._joined(found, x)
 
     def cached(self, x: Tensor, places: CachePlaces, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """The same for tokens of many sequences, [n, width] -> same, over a cache, which the tokens join."""
         query, key, value = self._projected(x)
-        found, cache = attend_cached(places.rotated(query), places.rotated(key), value, places, self.window, cache)
+        if self.rotated:
+            query, key = places.rotated(query), places.rotated(key)
+        found, cache = attend_cached(query, key, value, places, self.window, cache)
         return self._joined(found, x), cache
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

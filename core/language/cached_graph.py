@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from lathe.core.language.adapters import Adapter
 from lathe.core.language.attention import LayerCache, cache_places
 from lathe.core.language.coded_weights import traced_with_codes
 from lathe.core.language.decoder import Decoder
-from lathe.core.language.settings import DecoderSettings
 from lathe.core.nn.module import Module
 from lathe.core.nn.tensor import Tensor
 
@@ -26,7 +26,7 @@ class CacheLayout:
     page_size: int
     dtype: DType = DType.FLOAT32
 
-    def types(self, settings: DecoderSettings) -> dict[str, TensorType]:
+    def types(self, settings: CacheSizes) -> dict[str, TensorType]:
         """The types of the parts of a layer's cache (`LayerCache.parts`), in order."""
         heads, size = settings.kv_heads, settings.head_size
         found = {
@@ -38,16 +38,27 @@ class CacheLayout:
             found |= {"key_scales": scales, "value_scales": scales}
         return found
 
-    def nbytes(self, settings: DecoderSettings) -> int:
+    def nbytes(self, settings: CacheSizes) -> int:
         """The bytes of the whole cache."""
         return self.pages * page_bytes(settings, self.page_size, self.dtype)
 
-    def table_pages(self, settings: DecoderSettings) -> int:
+    def table_pages(self, context: int) -> int:
         """The pages of a sequence that fills the context."""
-        return -(-settings.context // self.page_size)
+        return -(-context // self.page_size)
 
 
-def page_bytes(settings: DecoderSettings, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
+class CacheSizes(Protocol):
+    """The sizes of a model's keys and values."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+
+def page_bytes(settings: CacheSizes, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
     """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers.
 
     With int8 each row of a head has a scale of 4 bytes.
@@ -70,12 +81,12 @@ def step_graph(
     parts = layout.types(settings)
     inputs: dict[str, TensorType | str] = {"embedded": f"float32[n,{settings.width}]"}
     inputs |= dict.fromkeys(("positions", "sequences", "slots"), "int64[n]")
-    inputs["tables"] = f"int64[n,{layout.table_pages(settings)}]"
+    inputs["tables"] = f"int64[n,{layout.table_pages(settings.context)}]"
     for layer in range(settings.layers):
         inputs |= {f"{name}.{layer}": type_ for name, type_ in parts.items()}
 
     graph = traced_with_codes(decoder, _Step, inputs, (), settings.family, precision, adapters)
-    return _with_states(graph)
+    return with_states(graph)
 
 
 def head_graph(decoder: Decoder, precision: str = "float32") -> Graph:
@@ -109,7 +120,7 @@ class _Head(Module):
         return self.decoder.logits(hidden)
 
 
-def _with_states(graph: Graph) -> Graph:
+def with_states(graph: Graph) -> Graph:
     """The graph with the inputs `NAME` that have an output `next.NAME` as states, whose next values these are.
 
     The states begin with zeros, which take no memory here.

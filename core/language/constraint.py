@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 _MOST_CHARACTERS = 1 << 18  # of a grammar: far above hand-written ones, and parsed in about a second
+_MOST_GBNF = 1 << 14  # characters; the translation is in Python, and takes 0.1 s for a chain of as many rules
 # Far below the library's own limits, with which a pattern such as a{9999}{99} takes ten seconds; so limited, 0.2 s.
 _LIMITS = {"initial_lexer_fuel": 100_000, "max_lexer_states": 50_000}
 _MOST_KEPT = 64  # compiled grammars of one tokenizer; one takes up to some megabytes
@@ -36,7 +37,8 @@ class Grammar:
     - `json_object`: empty. Every JSON object belongs to the set.
     - `regex`: a regular expression in the syntax of Rust's crate `regex`. It matches the whole text.
     - `choice`: a JSON list of strings. The text is one of them.
-    - `lark`: a context-free grammar in the syntax of Lark, whose first rule is `start`.
+    - `lark`: a context-free grammar in the syntax of Lark, whose first rule is `start`, or in GBNF, whose rules have
+      `::=` and whose first rule is `root`.
     """
 
     kind: Kind
@@ -91,7 +93,7 @@ class GrammarCompiler:
         if grammar.kind == "regex":
             return str(matcher.grammar_from_regex(text))
         if grammar.kind == "lark":
-            return str(matcher.grammar_from_lark(text))
+            return str(matcher.grammar_from_lark(_lark(text)))
         if grammar.kind == "json_object":
             return str(matcher.grammar_from_json_schema('{"type": "object"}'))
         try:
@@ -160,6 +162,20 @@ def _alternatives(choices: Any) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise GrammarError("choice: expected a list of one or more non-empty strings")
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _lark(text: str) -> str:
+    """A grammar in the syntax of Lark; GBNF, which llama.cpp and XGrammar read, is translated."""
+    if "::=" not in text:
+        return text
+    if len(text) > _MOST_GBNF:
+        raise GrammarError(f"lark: expected at most {_MOST_GBNF} characters of GBNF, got {len(text)}")
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # the translator raises errors of its own, and IndexError for a text that is cut off
+        raise GrammarError(f"lark: GBNF: {_first_line(str(error))}") from None
 
 
 def _first_line(text: str) -> str:

@@ -58,7 +58,7 @@ class Layers(Module):
         learned = settings.rotary is None
         self.embed_positions = Embedding(settings.context, settings.width) if learned else None
         mixed = (False,) * settings.layers if settings.experts is None else settings.experts.layers
-        self.layers = ModuleList(Layer(settings, *each) for each in zip(settings.windows, mixed, strict=True))
+        self.layers = ModuleList(Layer(settings, number, mix) for number, mix in enumerate(mixed))
         self.norm = _normalization(settings)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class Layer(Module):
     With `mixed`, a mixture of experts takes the place of the feed-forward network.
     """
 
-    def __init__(self, settings: DecoderSettings, window: int | None, mixed: bool) -> None:
+    def __init__(self, settings: DecoderSettings, number: int, mixed: bool) -> None:
         self.input_layernorm = _normalization(settings)
-        self.self_attn = SelfAttention(settings, window)
+        self.self_attn = SelfAttention(settings, number)
         self.post_attention_layernorm = _normalization(settings)
         self.mlp: Module = _mixture(settings) if mixed else FeedForward(settings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,8 @@ from lathe.core.ir.graph import Graph
 from lathe.core.language import encoder_decoder_files
 from lathe.core.language.document import Document
 from lathe.core.language.encoder_decoder_files import EncoderDecoderSettings
+from lathe.core.language.folder_texts import folder_tokenizer
 from lathe.core.language.json_file import read_json
-from lathe.core.language.language_model import folder_tokenizer
 from lathe.core.language.log_mel import LogMel
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.t5 import T5, T5Settings
@@ -38,6 +38,8 @@ class EncoderDecoderModel:
     settings: EncoderDecoderSettings
     module: T5 | Whisper
     _tokenizer: Callable[[], Tokenizer] = field(repr=False)
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def encoder_graph(self) -> Graph:
@@ -98,8 +100,14 @@ class _Decoding(Module):
         return self.whole.decode(ids, encoded)
 
 
+def is_encoder_decoder(folder: Path) -> bool:
+    """Whether the `config.json` of a folder names a family of encoder-decoders. ModelError for damaged JSON."""
+    path = folder / "config.json"
+    return path.exists() and read_json(path).get("model_type") in encoder_decoder_files.FAMILIES
+
+
 def load_encoder_decoder(path: str | os.PathLike[str]) -> EncoderDecoderModel:
-    """The encoder-decoder in a Hugging Face folder: T5 (1.1 and FLAN-T5, too) or Whisper.
+    """The encoder-decoder in a Hugging Face folder: T5 (1.1 and FLAN-T5, too), mT5 or Whisper.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
     `tokenizer.json`. Weights become float32. ModelError for files that are missing or damaged, and UnsupportedError for

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from lathe.core.errors import UnsupportedError
 from lathe.core.language.decoder import ACTIVATIONS
@@ -16,7 +17,7 @@ from lathe.core.language.weight_sources import WeightSource
 from lathe.core.language.whisper import StackSettings, WhisperSettings
 
 EncoderDecoderSettings = T5Settings | WhisperSettings
-FAMILIES = ("t5", "whisper")
+FAMILIES = ("t5", "mt5", "whisper")
 
 # Copies of the embedding, a bias that older versions of Transformers wrote, and copies of tied weights. Where weights
 # are not tied, `lm_head.weight` and `proj_out.weight` are read, so they are never unused there.
@@ -35,7 +36,12 @@ def read_settings(config: Document, names: Collection[str]) -> EncoderDecoderSet
     family = config.choice("model_type", FAMILIES)
     if config.has("quantization_config"):
         raise UnsupportedError("quantization_config: quantized folders are not supported", where=config.where)
-    return _t5(config, names) if family == "t5" else _whisper(config)
+    match family:
+        case "t5":
+            return _t5(config, names)
+        case "mt5":
+            return _mt5(config, names)
+    return _whisper(config)
 
 
 def weight_source(settings: EncoderDecoderSettings, names: Collection[str]) -> Callable[[str], WeightSource]:
@@ -47,23 +53,49 @@ def weight_source(settings: EncoderDecoderSettings, names: Collection[str]) -> C
     return lambda path: WeightSource(path.removeprefix("model.") if bare else path)
 
 
+@dataclass(frozen=True)
+class _T5Defaults:
+    """The fields of T5's configurations whose defaults differ between its families."""
+
+    vocabulary: int
+    feedforward: int
+    layers: int
+    heads: int
+    kind: str
+
+
+_T5 = _T5Defaults(32128, 2048, 6, 8, "relu")
+_MT5 = _T5Defaults(250112, 1024, 8, 6, "gated-gelu")
+
+
 def _t5(config: Document, names: Collection[str]) -> T5Settings:
     """T5 1.1 and FLAN-T5 have `tie_word_embeddings` false: a last product with own weights and without scaling."""
-    layers = config.size("num_layers", 6, most=MOST_LAYERS)
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)  # newer files have this field, and say that weights are tied
-    kind = config.text("feed_forward_proj") or "relu"
+    return _t5_settings(config, names, "t5", _T5, scaled)
+
+
+def _mt5(config: Document, names: Collection[str]) -> T5Settings:
+    """mT5 is T5 1.1 with other defaults (Xue et al., 2020): its results are never scaled."""
+    return _t5_settings(config, names, "mt5", _MT5, False)
+
+
+def _t5_settings(
+    config: Document, names: Collection[str], family: str, default: _T5Defaults, scaled: bool
+) -> T5Settings:
+    layers = config.size("num_layers", default.layers, most=MOST_LAYERS)
+    kind = config.text("feed_forward_proj") or default.kind
     activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
     if activation not in ACTIVATIONS:
         expected = f"one of {', '.join(ACTIVATIONS)}, or gated- and one of them"
         raise UnsupportedError(f"feed_forward_proj: expected {expected}, got {kind}", where=config.where)
     return T5Settings(
-        family="t5",
-        vocabulary=config.size("vocab_size", 32128),
+        family=family,
+        vocabulary=config.size("vocab_size", default.vocabulary),
         width=config.size("d_model", 512),
-        heads=config.size("num_heads", 8),
+        heads=config.size("num_heads", default.heads),
         head_size=config.size("d_kv", 64),
-        feedforward=config.size("d_ff", 2048),
+        feedforward=config.size("d_ff", default.feedforward),
         encoder_layers=layers,
         decoder_layers=config.size("num_decoder_layers", layers, most=MOST_LAYERS),
         buckets=config.size("relative_attention_num_buckets", 32, most=1024),

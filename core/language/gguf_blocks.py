@@ -68,7 +68,7 @@ def _floats(dtype: Any) -> Callable[[Bytes], Floats]:
 
 
 def scale(blocks: Bytes, start: int) -> Floats:
-    """The float16 at byte `start` of each block, as float32 [blocks, 1]."""
+    """The little-endian float16 at byte `start` of each block, uint8 [blocks, size], as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
@@ -95,7 +95,7 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 
 def steps_of_q4_k(blocks: Bytes) -> tuple[Floats, Floats]:
-    """The scales of 8 sub-blocks of 32 elements, and what is subtracted from their elements: [blocks, 8] each.
+    """The scales of 8 sub-blocks of 32 elements, and the offsets to subtract from their elements: [blocks, 8] each.
 
     Scales and minima have 6 bits.
     """

@@ -26,7 +26,9 @@ _NAMES = {
 }  # fmt: skip
 _EXPERT_NAMES = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
 _JOINED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}  # in `attn_qkv` of GPT-2
-FAMILIES = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt2")
+FAMILIES = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt2", "smollm3")
+_ADJACENT = ("llama", "smollm3")  # llama.cpp rotates adjacent elements, and reorders rows for that
+_UNROTATED_EVERY = {"smollm3": 4}  # llama.cpp rotates no head in every 4th layer; the file does not say it
 
 
 def read_settings(file: GgufFile) -> DecoderSettings:
@@ -66,6 +68,7 @@ def read_settings(file: GgufFile) -> DecoderSettings:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         feedforward_bias="blk.0.ffn_up.bias" in file.tensors,
         experts=experts,
+        unrotated=frozenset(range(every - 1, layers, every) if (every := _UNROTATED_EVERY.get(family)) else ()),
     )
 
 
@@ -103,8 +106,7 @@ def weight_source(settings: DecoderSettings) -> Callable[[str], WeightSource]:
         if module == "mlp.shared_expert_gate":
             return WeightSource(name, lambda array: array.reshape(1, -1))
         heads = {"self_attn.q_proj": settings.heads, "self_attn.k_proj": settings.kv_heads}.get(module)
-        # llama.cpp rotates adjacent elements in this architecture alone, and reorders rows for that.
-        if settings.family == "llama" and heads is not None:
+        if settings.family in _ADJACENT and heads is not None:
             return WeightSource(name, joined_halves(heads))
         return WeightSource(name)
 

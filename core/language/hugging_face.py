@@ -77,6 +77,21 @@ def _mistral(config: Document) -> DecoderSettings:
     return replace(settings, windows=(window,) * settings.layers)
 
 
+def _smollm3(config: Document) -> DecoderSettings:
+    """By default every fourth layer has no rotary embedding; these are the layers that may have a window."""
+    settings = replace(_llama(config), rotary=_rotary(config, 2_000_000.0))
+    settings = replace(settings, tied=config.flag("tie_word_embeddings", True))
+    step = config.size("no_rope_layer_interval", 4)
+    rotated = config.get("no_rope_layers")  # with a 1 for each layer that has rotary embedding
+    rotated = [(layer + 1) % step != 0 for layer in range(settings.layers)] if rotated is None else rotated
+    if not isinstance(rotated, list) or len(rotated) < settings.layers or any(each not in (0, 1) for each in rotated):
+        raise config.error("no_rope_layers", f"a list of 0 and 1 for {settings.layers} layers", rotated)
+    unrotated = frozenset(layer for layer in range(settings.layers) if not rotated[layer])
+    windowed = tuple(layer in unrotated for layer in range(settings.layers))
+    windows = _qwen_windows(config, settings.layers, windowed) if config.has("sliding_window") else settings.windows
+    return replace(settings, windows=windows, unrotated=unrotated)
+
+
 def _qwen2(config: Document) -> DecoderSettings:
     settings = replace(_without_biases(_llama(config)), query_bias=True)
     return replace(settings, windows=_qwen_windows(config, settings.layers))
@@ -164,7 +179,7 @@ def _gpt2(config: Document) -> DecoderSettings:
 
 FAMILIES = {
     "llama": _llama, "mistral": _mistral, "mixtral": _mixtral, "qwen2": _qwen2, "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3, "qwen3_moe": _qwen3_moe, "gpt2": _gpt2,
+    "qwen3": _qwen3, "qwen3_moe": _qwen3_moe, "smollm3": _smollm3, "gpt2": _gpt2,
 }  # fmt: skip
 
 

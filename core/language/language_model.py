@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from lathe.core.errors import ModelError
 from lathe.core.ir.graph import Graph
 from lathe.core.language import gguf_model, gguf_tokenizer, hugging_face
 from lathe.core.language.decoder import Decoder
 from lathe.core.language.document import Document
+from lathe.core.language.folder_texts import chat_template, folder_tokenizer
 from lathe.core.language.gguf import read_gguf
-from lathe.core.language.json_file import read_bytes, read_json
+from lathe.core.language.json_file import read_json
 from lathe.core.language.safetensors import read_checkpoint
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.special_tokens import folder_tokens, gguf_tokens
 from lathe.core.language.stored_tensor import StoredTensor, element_count
-from lathe.core.language.tokenizer import Tokenizer, parse_tokenizer
+from lathe.core.language.tokenizer import Tokenizer
 from lathe.core.language.weight_sources import check_sizes, load_weights
 from lathe.core.nn import init
 from lathe.core.nn.trace import trace
@@ -55,8 +55,8 @@ def load_language_model(path: str | os.PathLike[str]) -> LanguageModel:
     """The decoder in a Hugging Face folder, or in a GGUF file.
 
     A folder has `config.json`, `model.safetensors` or several such files with an index, and for the tokenizer
-    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), Mistral, Mixtral, Qwen2, Qwen3 and
-    their mixtures of experts, GPT-2. Weights become float32.
+    `tokenizer.json`. Families: Llama (SmolLM and SmolLM2, too), SmolLM3, Mistral, Mixtral, Qwen2,
+    Qwen3 and their mixtures of experts, GPT-2. Weights become float32.
     ModelError for files that are missing or damaged, and UnsupportedError for another family, type or setting.
     """
     place = Path(path)
@@ -69,7 +69,7 @@ def _from_folder(folder: Path) -> LanguageModel:
     module = _new_decoder(settings, tensors, "config.json")
     source = hugging_face.weight_source(settings, tensors)
     load_weights(module, tensors, source, hugging_face.UNUSED, "model.safetensors")
-    template, special = _chat_template(folder), folder_tokens(folder)
+    template, special = chat_template(folder), folder_tokens(folder)
     return LanguageModel(settings, module, template, lambda: folder_tokenizer(folder, config), special)
 
 
@@ -91,30 +91,3 @@ def _new_decoder(settings: DecoderSettings, tensors: Mapping[str, StoredTensor],
         raise ModelError(message, where=where)
     with init.skipped():
         return Decoder(settings)
-
-
-def folder_tokenizer(folder: Path, config: Document) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, and the tokens that end an answer. ModelError if it has none."""
-    library = parse_tokenizer(read_bytes(folder / "tokenizer.json"), "tokenizer.json")
-    generation = _optional(folder / "generation_config.json")
-    ends = generation.get("eos_token_id") if generation.has("eos_token_id") else config.get("eos_token_id")
-    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(type(token) is int and token >= 0 for token in listed):
-        raise config.error("eos_token_id", "a token or a list of tokens", ends)
-    return Tokenizer(library, tuple(listed))
-
-
-def _chat_template(folder: Path) -> str | None:
-    """The chat template: the file `chat_template.jinja`, or the field in `tokenizer_config.json` of older folders."""
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return read_bytes(file).decode(errors="replace")
-    found: Any = _optional(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several templates with names
-        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    return found if isinstance(found, str) else None
-
-
-def _optional(path: Path) -> Document:
-    return Document(path.name, read_json(path) if path.exists() else {})

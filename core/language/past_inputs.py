@@ -14,7 +14,7 @@ import numpy as np
 
 from lathe.core.errors import ModelError, UnsupportedError
 from lathe.core.ir.graph import Array, Graph, Value
-from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.types import DType, Shape, TensorType, ValueType
 
 _PAST = re.compile(r"past(?:_key_values)?\.(\d+)\.(key|value)")
 _PRESENT = re.compile(r"present(?:_key_values)?\.(\d+)\.(key|value)")
@@ -72,7 +72,7 @@ def find_past_inputs(graph: Graph) -> PastInputs | None:
     if not pasts:
         return None
     presents = _numbered(graph.outputs, _PRESENT)
-    first = _sizes(next(iter(pasts.values())))
+    first: tuple[int, int, DType] | None = None
     caches = []
     for layer in range(-(-len(pasts) // len(_PARTS))):
         for part in _PARTS:
@@ -80,7 +80,9 @@ def find_past_inputs(graph: Graph) -> PastInputs | None:
             if source is None or result is None:
                 kind = "input 'past_key_values" if source is None else "output 'present"
                 raise ModelError(f"{kind}.{layer}.{part}' is missing", where=graph.name)
-            if _sizes(source) != first:
+            sizes = _sizes(source, result)
+            first = first or sizes
+            if sizes != first:
                 raise ModelError(f"input '{source.name}' is {source.type}, unlike that of the first layer")
             caches.append(CacheTensor(layer, part, source.name, result.name))
     named = {value.name for value in graph.inputs} - {cache.input for cache in caches}
@@ -90,6 +92,7 @@ def find_past_inputs(graph: Graph) -> PastInputs | None:
         expected = "input_ids, attention_mask and position_ids, and an output logits"
         raise UnsupportedError(f"expected inputs {expected}, got {', '.join(sorted(named | outputs))}")
     mask, positions = (name if name in named else None for name in ("attention_mask", "position_ids"))
+    assert first is not None
     return PastInputs("input_ids", mask, positions, "logits", tuple(caches), *first)
 
 
@@ -99,11 +102,20 @@ def _numbered(values: list[Value], pattern: re.Pattern[str]) -> dict[tuple[int, 
     return {(int(match[1]), match[2]): value for match, value in found if match is not None}
 
 
-def _sizes(value: Value) -> tuple[int, int, DType]:
-    """Heads, elements of a head, and type of keys or values. UnsupportedError unless both sizes are known."""
-    type_ = value.type
-    if isinstance(type_, TensorType) and type_.shape is not None and len(type_.shape) == 4:
-        _, heads, _, size = type_.shape
+def _sizes(source: Value, result: Value) -> tuple[int, int, DType]:
+    """Heads, elements of a head, and type of keys or values. UnsupportedError unless both sizes are known.
+
+    Some files of ONNX Runtime GenAI have a name instead of a size in the input; the output has the size.
+    """
+    known = [shape for value in (source, result) if (shape := _four(value.type)) is not None]
+    if _four(source.type) is not None:
+        heads, size = (next((s[axis] for s in known if isinstance(s[axis], int)), None) for axis in (1, 3))
         if isinstance(heads, int) and isinstance(size, int):
-            return heads, size, type_.dtype
-    raise UnsupportedError(f"input '{value.name}' is {type_}, expected [batch, heads, tokens, size] with known sizes")
+            return heads, size, source.tensor.dtype
+    expected = "expected [batch, heads, tokens, size] with known sizes"
+    raise UnsupportedError(f"input '{source.name}' is {source.type}, {expected}")
+
+
+def _four(type_: ValueType) -> Shape | None:
+    """The shape of a tensor of rank 4; None for another type."""
+    return type_.shape if isinstance(type_, TensorType) and type_.shape and len(type_.shape) == 4 else None

@@ -97,7 +97,8 @@ class DecoderSettings:
     positions that the model was made for. `rotary` is None if positions are learned embeddings. `normalization` is
     "rms" or "layer". `query_norm`: each head of queries and keys is normalized by its root mean square. `gated`: the
     feed-forward network multiplies its activation by a second projection. `tied`: the last product has the weights of
-    the embedding. `experts` are the mixtures of experts of some layers. ModelError for sizes that do not fit.
+    the embedding. `experts` are the mixtures of experts of some layers. `unrotated` are the layers that do without
+    `rotary` (Yang et al., 2025: RNoPE). ModelError for sizes that do not fit.
     """
 
     family: str
@@ -120,6 +121,7 @@ class DecoderSettings:
     output_bias: bool = False
     feedforward_bias: bool = False
     experts: Experts | None = None
+    unrotated: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

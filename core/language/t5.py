@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from lathe.core.errors import ModelError
 from lathe.core.language.decoder import ACTIVATIONS
-from lathe.core.language.head_attention import attend_heads, joined_heads, positions_of, split_heads
+from lathe.core.language.head_attention import (
+    CausalPlaces,
+    KeysValues,
+    attend_heads,
+    joined_heads,
+    places_after,
+    positions_of,
+    split_heads,
+)
 from lathe.core.language.relative_bias import bucket_table, relative_bias
 from lathe.core.nn import functional as F
 from lathe.core.nn.linear import Embedding, Linear
@@ -81,7 +89,20 @@ class T5(Module):
     def decode(self, decoder_input_ids: Tensor, encoded: Tensor) -> Tensor:
         """Target tokens and the result of `encode` -> logits."""
         self.expect(decoder_input_ids.ndim == 2, "token ids [batch, length]", decoder_input_ids)
-        x: Tensor = self.decoder(self.shared(decoder_input_ids), encoded)
+        return self._logits(self.decoder(self.shared(decoder_input_ids), encoded))
+
+    def sources(self, encoded: Tensor) -> list[KeysValues]:
+        """The keys and values of each decoder layer for the result of `encode`."""
+        return self.decoder.sources(encoded)
+
+    def decode_after(
+        self, decoder_input_ids: Tensor, past: list[KeysValues], sources: list[KeysValues]
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """`decode` for tokens that follow those of `past`: logits, and the keys and values of these tokens."""
+        x, new = self.decoder.after(self.shared(decoder_input_ids), past, sources)
+        return self._logits(x), new
+
+    def _logits(self, x: Tensor) -> Tensor:
         if self.settings.scaled:
             x = x * self.settings.width**-0.5
         return F.linear(x, self.shared.weight) if self.lm_head is None else self.lm_head(x)
@@ -101,16 +122,32 @@ class Stack(Module):
 
     def forward(self, x: Tensor, encoded: Tensor | None) -> Tensor:
         positions = positions_of(x)
-        bias = self._bias(positions)
+        places = CausalPlaces(positions, positions)
+        bias = self._bias(places)
         for block in self.block:
-            x = block(x, bias, positions if self.is_decoder else None, encoded)
+            x = block(x, bias, places if self.is_decoder else None, encoded)
         return self.final_layer_norm(x)
 
-    def _bias(self, positions: Tensor) -> Tensor:
+    def sources(self, encoded: Tensor) -> list[KeysValues]:
+        """The keys and values of each layer of a decoder for the encoder's results."""
+        blocks = [block for block in self.block if isinstance(block, Block)]
+        return [block.crossing.source(encoded) for block in blocks]
+
+    def after(self, x: Tensor, past: list[KeysValues], sources: list[KeysValues]) -> tuple[Tensor, list[KeysValues]]:
+        """The same for tokens of a decoder that follow those of `past`, and their keys and values."""
+        places, new = places_after(x, past[0]), []
+        bias = self._bias(places)
+        for block, before, source in zip(self.block, past, sources, strict=True):
+            assert isinstance(block, Block)
+            x, own = block.after(x, bias, places, before, source)
+            new.append(own)
+        return self.final_layer_norm(x), new
+
+    def _bias(self, places: CausalPlaces) -> Tensor:
         """The biases of scores in all layers: the first layer has their weights."""
         block = self.block[0]
         assert isinstance(block, Block)
-        return block.attention.bias(positions)
+        return block.attention.bias(places)
 
 
 class Block(Module):
@@ -127,7 +164,23 @@ class Block(Module):
         assert isinstance(own, SelfAttention) and isinstance(own.SelfAttention, BiasedAttention)
         return own.SelfAttention
 
-    def forward(self, x: Tensor, bias: Tensor, causal: Tensor | None, encoded: Tensor | None) -> Tensor:
+    @property
+    def crossing(self) -> Attention:
+        """The attention of a decoder to the encoder's results."""
+        layer = self.layer[1]
+        assert isinstance(layer, CrossAttention)
+        return layer.EncDecAttention
+
+    def after(
+        self, x: Tensor, bias: Tensor, places: CausalPlaces, past: KeysValues, source: KeysValues
+    ) -> tuple[Tensor, KeysValues]:
+        """The same for tokens of a decoder that follow those of `past`, and their keys and values."""
+        own, crossing, feed = self.layer
+        assert isinstance(own, SelfAttention) and isinstance(crossing, CrossAttention)
+        x, new = own.after(x, bias, places, past)
+        return feed(crossing.attended(x, source)), new
+
+    def forward(self, x: Tensor, bias: Tensor, causal: CausalPlaces | None, encoded: Tensor | None) -> Tensor:
         own, *crossing, feed = self.layer
         x = own(x, bias, causal)
         for layer in crossing:
@@ -140,9 +193,14 @@ class SelfAttention(Module):
         self.SelfAttention = BiasedAttention(settings, not is_decoder) if is_first else Attention(settings)
         self.layer_norm = RMSNorm(settings.width, settings.epsilon)
 
-    def forward(self, x: Tensor, bias: Tensor, causal: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor, causal: CausalPlaces | None) -> Tensor:
         own = self.layer_norm(x)
         return x + self.SelfAttention(own, own, bias, causal)
+
+    def after(self, x: Tensor, bias: Tensor, places: CausalPlaces, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        own = self.layer_norm(x)
+        new = self.SelfAttention.source(own)
+        return x + self.SelfAttention.attended(own, past.followed_by(new), bias, places), new
 
 
 class CrossAttention(Module):
@@ -152,6 +210,9 @@ class CrossAttention(Module):
 
     def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
         return x + self.EncDecAttention(self.layer_norm(x), encoded, None, None)
+
+    def attended(self, x: Tensor, source: KeysValues) -> Tensor:
+        return x + self.EncDecAttention.attended(self.layer_norm(x), source, None, None)
 
 
 class FeedForward(Module):
@@ -171,9 +232,16 @@ class Attention(Module):
         self.q, self.k, self.v = (Linear(settings.width, inner, bias=False) for _ in range(3))
         self.o = Linear(inner, settings.width, bias=False)
 
-    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None, causal: Tensor | None) -> Tensor:
-        query, key, value = (split_heads(y, self.heads) for y in (self.q(x), self.k(source), self.v(source)))
-        return self.o(joined_heads(attend_heads(query, key, value, 1, bias, causal)))
+    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None, causal: CausalPlaces | None) -> Tensor:
+        return self.attended(x, self.source(source), bias, causal)
+
+    def source(self, x: Tensor) -> KeysValues:
+        """The keys and values of a source [batch, length, width]."""
+        return KeysValues(split_heads(self.k(x), self.heads), split_heads(self.v(x), self.heads))
+
+    def attended(self, x: Tensor, source: KeysValues, bias: Tensor | None, causal: CausalPlaces | None) -> Tensor:
+        query = split_heads(self.q(x), self.heads)
+        return self.o(joined_heads(attend_heads(query, source, 1, bias, causal)))
 
 
 class BiasedAttention(Attention):
@@ -184,9 +252,9 @@ class BiasedAttention(Attention):
         self.table = bucket_table(settings.buckets, settings.distance, both_ways)
         self.relative_attention_bias = Embedding(settings.buckets, settings.heads)
 
-    def bias(self, positions: Tensor) -> Tensor:
-        """The biases of scores among tokens at these positions, int64 [length]: [1, heads, length, length]."""
-        return relative_bias(self.relative_attention_bias, self.table, positions, positions)
+    def bias(self, places: CausalPlaces) -> Tensor:
+        """The biases of scores of queries and keys at these places: [1, heads, length, keys]."""
+        return relative_bias(self.relative_attention_bias, self.table, places.queries, places.keys)
 
 
 class Dense(Module):

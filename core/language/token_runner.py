@@ -9,6 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.errors import FeedError
+from lathe.core.language.source import Source
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -17,7 +20,8 @@ class Chunk:
     `pages`: the numbers of the cache pages of the sequence, in order; page i holds positions i * page_size to
     (i + 1) * page_size - 1. They cover all positions up to the last token. `wanted`: how many of the last tokens
     need logits: 0 for a chunk inside a prompt, 1 for its end and for a single token, more for drafts and
-    log-probabilities. `adapter`: the number of the sequence's adapter from 1 on, 0 for none.
+    log-probabilities. `adapter`: the number of the sequence's adapter from 1 on, 0 for none. `source`: what an
+    encoder-decoder reads; None for decoders.
     """
 
     tokens: NDArray[np.int64]
@@ -25,6 +29,7 @@ class Chunk:
     pages: Sequence[int]
     wanted: int = 1
     adapter: int = 0
+    source: Source | None = None
 
 
 class TokenRunner(Protocol):
@@ -46,3 +51,29 @@ class TokenRunner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def checked_pages(runner: TokenRunner, number: int, chunk: Chunk) -> NDArray[np.int64]:
+    """The pages of a chunk up to its last token: int64 [pages].
+
+    FeedError, which names the chunk's `number` in its run, for a chunk without tokens or beyond the context, for more
+    wanted tokens than it has, and for pages that do not cover it or do not exist.
+    """
+    length = len(chunk.tokens)
+    end = chunk.position + length
+    if not length or chunk.position < 0 or end > runner.context:
+        raise FeedError(
+            f"chunk {number}: expected 1 or more tokens at positions of 0 to {runner.context - 1}, "
+            f"got {length} at {chunk.position}"
+        )
+    if not 0 <= chunk.wanted <= length:
+        raise FeedError(f"chunk {number}: wanted: expected 0 to {length}, got {chunk.wanted}")
+    if not 0 <= chunk.adapter <= runner.adapter_count:
+        raise FeedError(f"chunk {number}: adapter: expected 0 to {runner.adapter_count}, got {chunk.adapter}")
+    needed = -(-end // runner.page_size)
+    pages = np.asarray(chunk.pages[:needed], np.int64)
+    if len(pages) < needed or pages.min() < 0 or pages.max() >= runner.page_count:
+        raise FeedError(
+            f"chunk {number}: pages: expected {needed} numbers of 0 to {runner.page_count - 1}, got {chunk.pages}"
+        )
+    return pages

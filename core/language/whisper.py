@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from lathe.core.errors import ModelError
 from lathe.core.language.decoder import ACTIVATIONS
-from lathe.core.language.head_attention import attend_heads, joined_heads, positions_of, split_heads
+from lathe.core.language.head_attention import (
+    CausalPlaces,
+    KeysValues,
+    attend_heads,
+    joined_heads,
+    places_after,
+    positions_of,
+    split_heads,
+)
 from lathe.core.language.log_mel import STEP
 from lathe.core.nn import functional as F
 from lathe.core.nn.conv import Conv1d
@@ -91,7 +99,20 @@ class Whisper(Module):
 
     def decode(self, decoder_input_ids: Tensor, encoded: Tensor) -> Tensor:
         """Tokens and the result of `encode` -> logits."""
-        x = self.model.decoder(decoder_input_ids, encoded)
+        return self._logits(self.model.decoder(decoder_input_ids, encoded))
+
+    def sources(self, encoded: Tensor) -> list[KeysValues]:
+        """The keys and values of each decoder layer for the result of `encode`."""
+        return self.model.decoder.sources(encoded)
+
+    def decode_after(
+        self, decoder_input_ids: Tensor, past: list[KeysValues], sources: list[KeysValues]
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """`decode` for tokens that follow those of `past`: logits, and the keys and values of these tokens."""
+        x, new = self.model.decoder.after(decoder_input_ids, past, sources)
+        return self._logits(x), new
+
+    def _logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.model.decoder.embed_tokens.weight) if self.proj_out is None else self.proj_out(x)
 
     def forward(self, input_features: Tensor, decoder_input_ids: Tensor) -> Tensor:
@@ -134,7 +155,7 @@ class _Layer(Module):
         self.final_layer_norm = LayerNorm(width)
         self.activation = ACTIVATIONS[settings.activation]
 
-    def attended(self, x: Tensor, causal: Tensor | None) -> Tensor:
+    def attended(self, x: Tensor, causal: CausalPlaces | None) -> Tensor:
         own = self.self_attn_layer_norm(x)
         return x + self.self_attn(own, own, causal)
 
@@ -163,8 +184,23 @@ class Decoder(Module):
         positions = positions_of(ids)
         x: Tensor = self.embed_tokens(ids) + self.embed_positions(positions)
         for layer in self.layers:
-            x = layer(x, encoded, positions)
+            x = layer(x, encoded, CausalPlaces(positions, positions))
         return self.layer_norm(x)
+
+    def sources(self, encoded: Tensor) -> list[KeysValues]:
+        """The keys and values of each layer for the encoder's results."""
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return [layer.encoder_attn.source(encoded) for layer in layers]
+
+    def after(self, ids: Tensor, past: list[KeysValues], sources: list[KeysValues]) -> tuple[Tensor, list[KeysValues]]:
+        """The same for tokens that follow those of `past`, and their keys and values."""
+        places = places_after(ids, past[0])
+        x, new = self.embed_tokens(ids) + self.embed_positions(places.queries), []
+        for layer, before, source in zip(self.layers, past, sources, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            x, own = layer.after(x, before, source, places)
+            new.append(own)
+        return self.layer_norm(x), new
 
 
 class DecoderLayer(_Layer):
@@ -175,10 +211,18 @@ class DecoderLayer(_Layer):
         self.encoder_attn = Attention(settings.width, stack.heads)
         self.encoder_attn_layer_norm = LayerNorm(settings.width)
 
-    def forward(self, x: Tensor, encoded: Tensor, positions: Tensor) -> Tensor:
-        x = self.attended(x, positions)
+    def forward(self, x: Tensor, encoded: Tensor, places: CausalPlaces) -> Tensor:
+        x = self.attended(x, places)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), encoded, None)
         return self.fed_forward(x)
+
+    def after(self, x: Tensor, past: KeysValues, source: KeysValues, places: CausalPlaces) -> tuple[Tensor, KeysValues]:
+        """The same for tokens that follow those of `past`, and their keys and values."""
+        own = self.self_attn_layer_norm(x)
+        new = self.self_attn.source(own)
+        x = x + self.self_attn.attended(own, past.followed_by(new), places)
+        x = x + self.encoder_attn.attended(self.encoder_attn_layer_norm(x), source, None)
+        return self.fed_forward(x), new
 
 
 class Attention(Module):
@@ -189,7 +233,13 @@ class Attention(Module):
         self.k_proj = Linear(width, width, bias=False)
         self.v_proj, self.q_proj, self.out_proj = (Linear(width, width) for _ in range(3))
 
-    def forward(self, x: Tensor, source: Tensor, causal: Tensor | None) -> Tensor:
-        projected = (self.q_proj(x), self.k_proj(source), self.v_proj(source))
-        query, key, value = (split_heads(y, self.heads) for y in projected)
-        return self.out_proj(joined_heads(attend_heads(query, key, value, self.scale, None, causal)))
+    def forward(self, x: Tensor, source: Tensor, causal: CausalPlaces | None) -> Tensor:
+        return self.attended(x, self.source(source), causal)
+
+    def source(self, x: Tensor) -> KeysValues:
+        """The keys and values of a source [batch, length, width]."""
+        return KeysValues(split_heads(self.k_proj(x), self.heads), split_heads(self.v_proj(x), self.heads))
+
+    def attended(self, x: Tensor, source: KeysValues, causal: CausalPlaces | None) -> Tensor:
+        query = split_heads(self.q_proj(x), self.heads)
+        return self.out_proj(joined_heads(attend_heads(query, source, self.scale, None, causal)))

@@ -15,6 +15,9 @@ from lathe.core.nn.segments import segment_max as segment_max
 from lathe.core.nn.segments import segment_mean as segment_mean
 from lathe.core.nn.segments import segment_softmax as segment_softmax
 from lathe.core.nn.segments import segment_sum as segment_sum
+from lathe.core.nn.sparse import sparse_addmm as sparse_addmm
+from lathe.core.nn.sparse import sparse_mm as sparse_mm
+from lathe.core.nn.sparse import sparse_sampled_addmm as sparse_sampled_addmm
 from lathe.core.nn.tensor import Tensor, where
 
 Size: TypeAlias = int | Sequence[int]

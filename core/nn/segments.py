@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from lathe.core.ir.types import Dim, DType
 from lathe.core.nn.tensor import Operand, Tensor, tensor
 
@@ -45,6 +47,15 @@ def ids_of_splits(row_splits: Tensor, rows: Dim) -> Tensor:
     ones = tensor(1).expand(inner.shape[0])
     starts = _scattered(ones, inner, rows + 1, 0, "add")
     return starts.op("CumSum", tensor(0))[:rows]
+
+
+def ids_of_lengths(lengths: Tensor) -> Tensor:
+    """[rows]: the segment of each row, for the numbers of rows, int64[segments]. Only a run shows their sum."""
+    total, starts = lengths.sum(), lengths.op("CumSum", tensor(0), exclusive=1)
+    # One place more than rows: empty segments at the end start there.
+    none = (total + 1).reshape(1).op("ConstantOfShape", value=np.zeros(1, np.int64))
+    begun = none.op("ScatterND", starts.unsqueeze(-1), starts * 0 + 1, reduction="add").op("CumSum", tensor(0))
+    return begun.op("Gather", tensor(0).op("Range", total, tensor(1)), axis=0) - 1
 
 
 def _scattered(x: Tensor, ids: Operand, count: Dim, initial: float, reduction: str) -> Tensor:

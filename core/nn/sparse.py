@@ -183,6 +183,21 @@ class Ragged:
         """The components for a run. TraceError while a graph is traced."""
         return {f"{name}.values": tensor(self.values).numpy(), f"{name}.row_splits": tensor(self.row_splits).numpy()}
 
+    def gather(self, sequences: Operand) -> Ragged:
+        """The sequences with these indices, int64[k], in this order; an index may occur several times.
+
+        Negative indices count from the end, as in ONNX's Gather. The gradient of a row is the sum over its copies.
+        """
+        splits, chosen = tensor(self.row_splits), tensor(sequences)
+        starts = splits[:-1].op("Gather", chosen, axis=0)
+        lengths = splits[1:].op("Gather", chosen, axis=0) - starts
+        ends = lengths.op("CumSum", tensor(0))
+        ids = segments.ids_of_lengths(lengths)
+        rows = tensor(0).op("Range", lengths.sum(), tensor(1))
+        rows = rows + (starts - ends + lengths).op("Gather", ids, axis=0)
+        row_splits = tensor(np.zeros(1, np.int64)).op("Concat", ends, axis=0)
+        return Ragged(tensor(self.values).op("Gather", rows, axis=0), row_splits)
+
     def sum(self) -> Tensor:
         """[sequences, ...]: the sum of each sequence."""
         return segments.segment_sum(tensor(self.values), self.ids, tensor(self.row_splits).shape[0] - 1)
@@ -199,6 +214,37 @@ class Ragged:
         """Softmax along each sequence."""
         count = tensor(self.row_splits).shape[0] - 1
         return Ragged(segments.segment_softmax(tensor(self.values), self.ids, count), self.row_splits)
+
+
+def sparse_mm(left: Coo | Csr | Operand, right: Coo | Csr | Operand) -> Tensor:
+    """The product of a sparse matrix and a dense one, on either side (`torch.sparse.mm`).
+
+    FeedError unless one of them is a `Coo` or `Csr` and the other one is not.
+    """
+    if isinstance(left, Coo | Csr) and not isinstance(right, Coo | Csr):
+        return left @ right
+    if isinstance(right, Coo | Csr) and not isinstance(left, Coo | Csr):
+        return right.__rmatmul__(left)
+    raise FeedError(f"expected a Coo or Csr and a dense matrix, got {type(left).__name__} and {type(right).__name__}")
+
+
+def sparse_addmm(
+    start: Operand, left: Coo | Csr | Operand, right: Coo | Csr | Operand, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """`beta * start + alpha * (left @ right)` for a dense `start` (`torch.sparse.addmm`). Errors as for `sparse_mm`."""
+    return tensor(start) * beta + sparse_mm(left, right) * alpha
+
+
+def sparse_sampled_addmm(start: Coo, left: Operand, right: Operand, beta: float = 1.0, alpha: float = 1.0) -> Coo:
+    """The product of dense matrices [rows, k] and [k, columns] at the places of `start`.
+
+    Element (i, j) is `beta * start[i, j] + alpha * sum over k of left[i, k] right[k, j]`. Only the elements of `start`
+    are computed; of a place that occurs several times, each gets the whole product (`torch.sparse.sampled_addmm`).
+    """
+    indices = tensor(start.indices)
+    rows = tensor(left).op("Gather", indices[:, 0], axis=0)
+    columns = tensor(right).T.op("Gather", indices[:, 1], axis=0)
+    return Coo(indices, tensor(start.values) * beta + (rows * columns).sum(-1) * alpha, start.shape)
 
 
 def _product(rows: Tensor, columns: Tensor, values: Tensor, dense: Tensor, count: int) -> Tensor:

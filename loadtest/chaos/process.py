@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -34,19 +35,25 @@ class Start:
 
 
 class Server:
-    """`lathe serve` on loopback, with its output in a log file."""
+    """`lathe serve` on loopback, with its output in a log file. `settings` are further environment variables."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = settings or {}
         self.log = folder / "server.log"
         self.repository = folder / "models"
         self.target = Target(f"http://127.0.0.1:{_free_port()}")
         self._process: Process | None = None
         self._lines: BinaryIO | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process. RuntimeError if it does not run."""
+        return self._running().pid
+
     async def start(self) -> None:
         """Start the process, without waiting until it is ready."""
         self._lines = self.log.open("ab")
-        settings = {"LATHE_KEEP_VERSIONS": str(KEPT), "LATHE_POLL_INTERVAL": "1"}
+        settings = {"LATHE_KEEP_VERSIONS": str(KEPT), "LATHE_POLL_INTERVAL": "1", **self._settings}
         others = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
         arguments = ["serve", "--model-repo", str(self.repository), "--port", str(self.target.port)]
         self._process = await asyncio.create_subprocess_exec(

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from loadtest.generation_peers.llama_model import load
 from loadtest.generation_peers.peer_protocol import CHUNK, Prompts, Row, greedy, serve
 
 
 def main(path: str, threads: int) -> None:
-    api: Any = import_module("llama_cpp")
-
-    api.llama_backend_init()
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-    api.llama_log_set(quiet, None)
-    model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+    api, model, size = load(path)
     settings = api.llama_context_default_params()
     settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = 16384, CHUNK, CHUNK, 16
     settings.n_threads = settings.n_threads_batch = threads
     context = api.llama_init_from_model(model, settings)
-    size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     batch = api.llama_batch_init(CHUNK, 0, 1)
 
     def step(rows: Sequence[Row]) -> list[int]:

@@ -72,6 +72,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("POST", "/v1/chat/completions"): Scope.INFER,
     ("POST", "/v1/completions"): Scope.INFER,
     ("POST", "/v1/embeddings"): Scope.INFER,
+    ("POST", "/v1/rerank"): Scope.INFER,
     ("GET", "/api/v1/models"): Scope.READ,
     ("GET", _MODEL): Scope.READ,
     ("GET", f"{_MODEL}/versions"): Scope.READ,

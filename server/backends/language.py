@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lathe.server.archive import stored_adapters
+from lathe.server.archive import DRAFT, stored_adapters
 from lathe.server.backends.base import MemoryNeeds
 from lathe.server.errors import Unprocessable, Unsupported
 from lathe.server.types import Tensors, TensorSpec
@@ -60,7 +60,7 @@ def language_model_needs(path: Path, options: GeneratorOptions) -> MemoryNeeds:
     from lathe.core.language.generation.generator import memory_bytes
 
     try:
-        return MemoryNeeds(memory_bytes(path, options, _adapters(path)), 0)
+        return MemoryNeeds(memory_bytes(path, options, _adapters(path), _draft(path)), 0)
     except LatheError as error:
         raise Unprocessable(str(error)) from error
 
@@ -71,7 +71,8 @@ def load_text_model(path: Path, options: GeneratorOptions, needs: MemoryNeeds, c
     from lathe.core.language.generation.generator import TextGenerator
 
     try:
-        return TextModel(TextGenerator.open(path, options, _adapters(path)), needs.weights, closed)
+        generator = TextGenerator.open(path, options, _adapters(path), _draft(path))
+        return TextModel(generator, needs.weights, closed)
     except LatheError as error:
         raise Unprocessable(str(error)) from error
 
@@ -79,3 +80,9 @@ def load_text_model(path: Path, options: GeneratorOptions, needs: MemoryNeeds, c
 def _adapters(path: Path) -> Mapping[str, tuple[Path, Path]]:
     """Return the files of the adapters beside a model, by name."""
     return stored_adapters(path if path.is_dir() else path.parent)
+
+
+def _draft(path: Path) -> Path | None:
+    """Return the draft model beside a model, None if there is none."""
+    file = (path if path.is_dir() else path.parent) / DRAFT
+    return file if file.exists() else None

@@ -24,7 +24,7 @@ class SingleBatches:
         self._loop = loop
 
     def add(self, requests: int) -> None:
-        """Count a batch of this number of requests that ran on the event loop's thread."""
+        """Record a batch that ran on the event loop's thread: one request adds 1 to the count, several set it to 0."""
         self._count = self._count + 1 if requests == 1 else 0
         self.can_skip_collecting = False
         if self._count >= SINGLE_BATCHES and not self._awaits_iteration:
@@ -32,7 +32,7 @@ class SingleBatches:
             self._loop.call_soon(self._on_iteration)
 
     def reset(self) -> None:
-        """Begin to count again: a batch went to a worker."""
+        """Set the count to 0, because a batch went to a worker."""
         self._count = 0
         self.can_skip_collecting = False
 

@@ -2,7 +2,8 @@
 
 Six tests run at once. Does the candidate fail more often? Does it answer with NaN or infinity more often? Is it slower
 than the stable version's p90, p99 or maximum, times a slack, more often (three tests)? Do its answers differ from the
-stable version's more often than tolerated? The last test runs only if answers are compared. The candidate is rolled
+stable version's more often than tolerated? The last test runs only if answers are compared. Texts of language models
+are not compared; instead: is it unsure of its texts more often, by their mean log-probability? The candidate is rolled
 back when one test says yes at the level `FALSE_ALARM / 6`, so that the probability of such a rollback of an equal
 version is at most `FALSE_ALARM` (Bonferroni). It is promoted when all tests say no, and rolled back if one is still
 undecided after `most` requests of the candidate.
@@ -19,14 +20,15 @@ from enum import Enum
 from lathe.server.canary.evidence import OneRateTest, TwoRateTest
 
 FALSE_ALARM = 0.01  # probability that a version equal to the stable one is ever rolled back
-_TESTS = 6  # among which `FALSE_ALARM` is divided, `differing` included
+_TESTS = 6  # among which `FALSE_ALARM` is divided, `differing` or `unsure` included
 MISS = 0.005  # target for the probability that a version worse by the harm below is promoted
 _THRESHOLD_IN_FAVOUR = math.log(1 / MISS)
 HARM_TAIL = 0.01  # difference of rates: failing, not finite, or slower than the p99 or the maximum
-HARM_BULK = 0.05  # difference of rates: slower than the p90
+HARM_BULK = 0.05  # difference of rates: slower than the p90, or less sure of a text than the p10
 HARM_DIFFERING = 0.02  # difference between the rate of differing answers and the tolerated rate
 MAX_REQUESTS = 50_000  # requests of the candidate after which an undecided trial is rolled back
 SLACK = {0.90: 1.25, 0.99: 1.5, 1.0: 1.25}  # quantile -> factor: an answer above their product is slow
+UNSURE_QUANTILE, UNSURE_SLACK = 0.10, 0.1  # a text whose mean log-probability is below the quantile - slack is unsure
 WINDOW, UPDATE_EVERY = (
     1_000,
     100,
@@ -47,11 +49,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One answered request. `finite`: its outputs have no NaN and infinity; `seconds`: from the queue to the answer."""
+    """One answered request. `finite`: its outputs have no NaN and infinity; `seconds`: from the queue to the answer.
+
+    For a text, `seconds` is the mean time of a token after the first, None for less than two tokens, and
+    `log_probability` the mean of its tokens, None without tokens.
+    """
 
     failed: bool
     finite: bool
-    seconds: float
+    seconds: float | None
+    log_probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +80,30 @@ class Guard:
     """The tests of one trial. `weight` is the candidate's share of the answered requests."""
 
     def __init__(
-        self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = MAX_REQUESTS
+        self,
+        weight: float,
+        tolerated: float = 0.005,
+        compares: bool = False,
+        most: int = MAX_REQUESTS,
+        texts: bool = False,
     ) -> None:
         """`tolerated`: share of compared requests that may differ. `compares`: whether requests are compared.
 
-        `most`: requests of the candidate after which an undecided trial is rolled back.
+        `most`: requests of the candidate after which an undecided trial is rolled back. `texts`: the answers are texts
+        of a language model, which are not compared.
         """
+        assert not (compares and texts)
         ratio = _ratio(weight)
         self.failing = TwoRateTest(HARM_TAIL, ratio)
         self.not_finite = TwoRateTest(HARM_TAIL, ratio)
         self.slow = {quantile: TwoRateTest(HARM_BULK if quantile == 0.90 else HARM_TAIL, ratio) for quantile in SLACK}
         self.differing = OneRateTest(tolerated, HARM_DIFFERING) if compares else None
+        self.unsure = TwoRateTest(HARM_BULK, ratio) if texts else None
         self.requests = 0  # of the candidate
         self._most = most
         self._latencies: deque[float] = deque(maxlen=WINDOW)
+        self._log_probabilities: deque[float] = deque(maxlen=WINDOW)
+        self._least_sure: float | None = None  # a text with a lower mean log-probability is unsure; None at first
         self._since_update = 0
         self._limits: dict[float, float] = {}  # quantile -> seconds above which an answer is slow; empty at first
 
@@ -96,8 +113,9 @@ class Guard:
         The size of the next blocks does not depend on any answer, so each e-variable still has a mean of at most 1
         (see `evidence`).
         """
-        for test in (self.failing, self.not_finite, *self.slow.values()):
-            test.follow(_ratio(weight))
+        for _, test in self._tests():
+            if isinstance(test, TwoRateTest):
+                test.follow(_ratio(weight))
 
     def stable(self, seen: Observation) -> None:
         """Add an answer of the stable version."""
@@ -105,9 +123,14 @@ class Guard:
         self.not_finite.add_stable(not seen.finite)
         if seen.failed:
             return
-        for quantile, limit in self._limits.items():
-            self.slow[quantile].add_stable(seen.seconds > limit)
-        self._latencies.append(seen.seconds)
+        if seen.seconds is not None:
+            for quantile, limit in self._limits.items():
+                self.slow[quantile].add_stable(seen.seconds > limit)
+            self._latencies.append(seen.seconds)
+        if self.unsure is not None and seen.log_probability is not None:
+            if self._least_sure is not None:
+                self.unsure.add_stable(seen.log_probability < self._least_sure)
+            self._log_probabilities.append(seen.log_probability)
         self._since_update += 1
         if len(self._latencies) >= MIN_LATENCIES and self._since_update >= UPDATE_EVERY:
             self._update_limits()
@@ -117,9 +140,13 @@ class Guard:
         self.requests += 1
         self.failing.add_candidate(seen.failed)
         self.not_finite.add_candidate(not seen.finite)
-        if not seen.failed and self.requests > WARM_UP_REQUESTS:
+        if seen.failed:
+            return
+        if seen.seconds is not None and self.requests > WARM_UP_REQUESTS:
             for quantile, limit in self._limits.items():
                 self.slow[quantile].add_candidate(seen.seconds > limit)
+        if self.unsure is not None and seen.log_probability is not None and self._least_sure is not None:
+            self.unsure.add_candidate(seen.log_probability < self._least_sure)
 
     def compared(self, differs: bool) -> None:
         """Add the comparison of both versions' answers to one request; without `compares` it is ignored."""
@@ -139,7 +166,7 @@ class Guard:
         return Verdict.UNDECIDED, ""
 
     def findings(self) -> Iterator[TestState]:
-        """Yield the state of each of the six tests, of five if answers are not compared."""
+        """Yield the state of each of the six tests; of five if answers are neither compared nor texts."""
         threshold_against = math.log(_TESTS / FALSE_ALARM)
         for name, test in self._tests():
             yield TestState(
@@ -158,7 +185,7 @@ class Guard:
         }
 
     def _tests(self) -> Iterator[tuple[str, TwoRateTest | OneRateTest]]:
-        """Yield the tests with their names; `differing` only if answers are compared."""
+        """Yield the tests with their names; `differing` only if answers are compared, `unsure` only for texts."""
         yield "failing", self.failing
         yield "not finite", self.not_finite
         yield "slow (p90)", self.slow[0.90]
@@ -166,19 +193,25 @@ class Guard:
         yield "slow (worst)", self.slow[1.0]
         if self.differing is not None:
             yield "differing", self.differing
+        if self.unsure is not None:
+            yield "unsure (p10)", self.unsure
 
     def _reason_to_promote(self) -> str:
-        compared = "" if self.differing is not None else "; its answers were not compared"
+        compared = "; its answers were not compared" if self.differing is None and self.unsure is None else ""
         return f"no worse than the live version in {self.requests} requests{compared}"
 
     def _update_limits(self) -> None:
         """Set the latencies above which answers count as slow: quantiles of the stable version's, times a slack.
 
-        Only latencies of earlier requests are used, so that a limit does not depend on the answers that it judges.
+        Set the mean log-probability below which texts count as unsure as well. Only earlier requests are used, so that
+        a limit does not depend on the answers that it judges.
         """
         ordered = sorted(self._latencies)
         last = len(ordered) - 1
         self._limits = {quantile: slack * ordered[int(quantile * last)] for quantile, slack in SLACK.items()}
+        if len(self._log_probabilities) >= MIN_LATENCIES:
+            sure = sorted(self._log_probabilities)
+            self._least_sure = sure[int(UNSURE_QUANTILE * (len(sure) - 1))] - UNSURE_SLACK
         self._since_update = 0
 
 

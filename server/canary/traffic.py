@@ -7,6 +7,7 @@ Shadow requests: the candidate also answers some requests of the stable version,
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -15,11 +16,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lathe.server.backends.language import TextModel
 from lathe.server.batching.entry import Entry, Outcome, State
 from lathe.server.canary.guard import Guard, Observation, Verdict
 from lathe.server.canary.plan import CanaryPlan
 from lathe.server.errors import ServerError, Unavailable
 from lathe.server.serving.servable import Servable
+from lathe.server.serving.text_outcome import TextOutcome
 from lathe.server.telemetry.logs import log_fields
 from lathe.server.types import Array, Tensors
 
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 
 OnVerdict: TypeAlias = Callable[[CanaryPlan, Verdict, str], None]
 OnOutcome: TypeAlias = Callable[[Tensors, Outcome, float], None]  # inputs, outcome, seconds between them
+OnText: TypeAlias = Callable[[TextOutcome], None]
 MAX_SHADOWS_IN_FLIGHT = 16  # requests in flight at the candidate above which it gets no shadow requests
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 spread evenly, so each run of requests has its share
 
@@ -41,12 +45,13 @@ class Trial:
         self.plan = plan
         self.stable = stable
         self.candidate = candidate
-        self.guard = Guard(plan.weight, plan.tolerated, compares=plan.shadow > 0)
+        texts = isinstance(stable.model, TextModel)
+        self.guard = Guard(plan.weight, plan.tolerated, compares=plan.shadow > 0 and not texts, texts=texts)
         self.verdict, self.reason = Verdict.UNDECIDED, ""
         self._is_held = plan.holds
         self._decided = decided
-        self._stable_arm = TrialArm(stable, self._stable_answered)
-        self._candidate_arm = TrialArm(candidate, self._candidate_answered)
+        self._stable_arm = TrialArm(stable, self._stable_answered, self._stable_wrote)
+        self._candidate_arm = TrialArm(candidate, self._candidate_answered, self._candidate_wrote)
         self._sequence = self._shadow_sequence = 0.0
 
     def route(self, key: str) -> Servable:
@@ -83,6 +88,13 @@ class Trial:
 
     def _candidate_answered(self, _inputs: Tensors, outcome: Outcome, seconds: float) -> None:
         self.guard.candidate(observe(outcome, seconds))
+        self._update_verdict()
+
+    def _stable_wrote(self, outcome: TextOutcome) -> None:
+        self.guard.stable(observe_text(outcome))
+
+    def _candidate_wrote(self, outcome: TextOutcome) -> None:
+        self.guard.candidate(observe_text(outcome))
         self._update_verdict()
 
     def _takes_shadow(self) -> bool:
@@ -130,14 +142,23 @@ class Trial:
 class TrialArm(Servable):
     """A loaded version on trial: it has the version's queue and statistics, and reports each outcome to `seen`.
 
-    It has no response cache.
+    It reports each text to `wrote`. It has no response cache.
     """
 
-    def __init__(self, servable: Servable, seen: OnOutcome) -> None:
+    def __init__(self, servable: Servable, seen: OnOutcome, wrote: OnText) -> None:
         super().__init__(servable.ref, servable.model, servable.batcher)
         self._report = seen
+        self._wrote = wrote
         self.signature = servable.signature
         self.rules = servable.rules
+
+    @property
+    def watches_texts(self) -> bool:
+        return True
+
+    def report_text(self, outcome: TextOutcome) -> None:
+        """Report how a text has ended."""
+        self._wrote(outcome)
 
     def submit(self, entry: Entry) -> None:
         """Queue the request; its caller gets the outcome first, then the trial."""
@@ -170,6 +191,12 @@ def observe(outcome: Outcome, seconds: float) -> Observation:
     if isinstance(outcome, Exception):
         return Observation(not isinstance(outcome, ServerError) or outcome.http_status >= 500, True, seconds)
     return Observation(False, all(_is_finite(array) for array in outcome.values()), seconds)
+
+
+def observe_text(outcome: TextOutcome) -> Observation:
+    """Return the observation of a text for the guard. Its log-probability is not finite if a logit was not."""
+    finite = outcome.log_probability is None or math.isfinite(outcome.log_probability)
+    return Observation(outcome.failed, finite, outcome.token_seconds, outcome.log_probability if finite else None)
 
 
 def is_different(expected: Tensors, got: Tensors, rtol: float, atol: float) -> bool:

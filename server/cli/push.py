@@ -60,6 +60,14 @@ def push(
             "for several.",
         ),
     ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Upload this GGUF file with a language model, as its draft model: a smaller one with the same "
+            "vocabulary.",
+        ),
+    ] = None,
 ) -> None:
     """Upload a version of a model: the server compiles it and reports its inputs and outputs.
 
@@ -83,6 +91,7 @@ def push(
                 model,
                 python=python,
                 adapters=read_adapter_options(adapter) or None,
+                draft=draft,
                 promote=promote,
                 allow_signature_change=allow_signature_change,
                 key=idempotency_key,

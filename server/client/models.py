@@ -162,6 +162,7 @@ class ModelOperations:
         output_names: Sequence[str] | None = None,
         python: Path | str | None = None,
         adapters: Mapping[str, Path | str] | None = None,
+        draft: Path | str | None = None,
         promote: bool = False,
         allow_signature_change: bool = False,
         metadata: Mapping[str, Any] | None = None,
@@ -175,11 +176,12 @@ class ModelOperations:
         scikit-learn estimator; an onnx.ModelProto, a lathe.Graph; or a file or bytes as for `upload`. The leading
         dimensions of a module's inputs are the batch, unless `dynamic_shapes` (as in torch.onnx.export) says otherwise.
         A .pt2 file is read by `python`, an interpreter that has torch, by default this one. `adapters` are folders of
-        LoRA adapters by name, for a language model. The other arguments are those of `upload`.
+        LoRA adapters by name, and `draft` is the GGUF file of a draft model, for a language model. The other arguments
+        are those of `upload`.
 
         Raises ClientError for a model that cannot be exported, and OSError and ModelError as `upload`.
         """
-        options = Options(example, dynamic_shapes, input_names, output_names, python, adapters)
+        options = Options(example, dynamic_shapes, input_names, output_names, python, adapters, draft)
         body = Upload(lambda: export_model(content, options), progress)
         return upload_call(model, body, promote, allow_signature_change, metadata, key)
 

@@ -88,6 +88,10 @@ class TextMetrics(Collector):
         preempted = CounterMetricFamily(
             "lathe_texts_preempted", "Times that a text lost its pages, since loading", labels=_LABELS
         )
+        drafted = CounterMetricFamily("lathe_drafted_tokens", "Tokens of drafts, since loading", labels=_LABELS)
+        accepted = CounterMetricFamily(
+            "lathe_accepted_tokens", "Tokens of drafts that became part of a text, since loading", labels=_LABELS
+        )
         for servable in self._servables():
             if isinstance(servable.model, TextModel):
                 labels, engine = (servable.ref.name, str(servable.ref.version)), servable.model.generator.engine
@@ -95,4 +99,7 @@ class TextMetrics(Collector):
                 waiting.add_metric(labels, engine.waiting)
                 use.add_metric(labels, engine.cache_use)
                 preempted.add_metric(labels, engine.counters.preemptions)
-        yield from (running, waiting, use, preempted)
+                if engine.makes_drafts:
+                    drafted.add_metric(labels, engine.counters.drafted_tokens)
+                    accepted.add_metric(labels, engine.counters.accepted_tokens)
+        yield from (running, waiting, use, preempted, drafted, accepted)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from http import HTTPStatus
+from statistics import fmean
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from lathe.core.errors import FeedError, GrammarError, LatheError
 from lathe.core.language.generation.engine import Closed, Engine
@@ -14,6 +19,10 @@ from lathe.server.backends.language import TextModel
 from lathe.server.errors import BadRequest, ContextExceeded, Internal, ServerError, Unavailable, Unprocessable
 from lathe.server.generation.statistics import TextStatistics
 from lathe.server.serving.servable import Servable
+from lathe.server.serving.text_outcome import TextOutcome
+
+if TYPE_CHECKING:
+    from lathe.server.telemetry.text_trace import TextTrace  # opentelemetry is installed by an extra
 
 _TOKEN_BYTES = 8  # of a prompt in the queue
 
@@ -25,12 +34,21 @@ class Texts:
     so that their pages are free at the next step of the engine.
     """
 
-    def __init__(self, servable: Servable, requests: Sequence[GenerationRequest], statistics: TextStatistics) -> None:
+    def __init__(
+        self,
+        servable: Servable,
+        requests: Sequence[GenerationRequest],
+        statistics: TextStatistics,
+        trace: TextTrace | None = None,
+    ) -> None:
         assert isinstance(servable.model, TextModel)
         self.servable = servable
         self._engine: Engine = servable.model.generator.engine
-        self._requests = requests
+        self._requests = [_with_log_probabilities(each) for each in requests] if servable.watches_texts else requests
+        self._log_probabilities: defaultdict[int, list[float]] = defaultdict(list)  # of the tokens so far, by text
         self._statistics = statistics
+        self._trace = trace
+        self._error: ServerError | None = None
         self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
         self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
         self._nbytes = _TOKEN_BYTES * sum(len(request.prompt) for request in requests)
@@ -40,6 +58,13 @@ class Texts:
 
     def admit(self) -> None:
         """Begin the texts. Raises Overloaded if the queue is full, and BadRequest for impossible requests."""
+        try:
+            self._admit()
+        except ServerError as error:
+            self._error = error
+            raise
+
+    def _admit(self) -> None:
         admission = self.servable.batcher.admission
         context = self._engine.context
         for request in self._requests:
@@ -51,6 +76,7 @@ class Texts:
                 )
         if (refusal := admission.refusal(self._nbytes, monotonic())) is not None:
             self.servable.stats.refused(refusal.code)
+            self._report_failures(refusal, len(self._requests))
             raise refusal
         admission.enter(self._nbytes)
         self._admitted = True
@@ -74,22 +100,30 @@ class Texts:
             if index not in self._first and (part.choices or part.end is not None):
                 self._first[index] = now
                 self._statistics.first(now - self._began)
+            self._log_probabilities[index] += [each.logprob for each in part.choices if each.logprob is not None]
             if part.end is not None:
                 self._ended(index, part.end, now)
                 if part.end.error is not None:
                     self._failed, error = True, as_server_error(part.end.error)
+                    self._error = error
                     self.servable.stats.refused(error.code)
+                    self._report_failures(error, 1 + len(self._cancels))
                     raise error from part.end.error
             yield index, part
 
     def close(self) -> None:
         """Cancel the texts that have not ended."""
+        if self._trace is not None:
+            self._trace.close(self._error)
         if not self._admitted:
             return
         self._admitted = False
         stats, now = self.servable.stats, monotonic()
         if self._cancels and not self._failed:
             stats.cancelled += 1
+            for index in self._cancels:
+                if index not in self._first:  # a caller who has seen enough of a text may leave
+                    self.servable.report_text(TextOutcome(failed=True))
         elif not self._failed:
             stats.success.add(now - self._began)
             stats.request_times.add(now - self._began)
@@ -109,7 +143,26 @@ class Texts:
     def _ended(self, index: int, end: End, now: float) -> None:
         del self._cancels[index]
         spent = now - self._first[index]
+        if self._trace is not None:
+            self._trace.text(self._began, self._first[index], now, end)
         self._statistics.ended(end.prompt_tokens, end.cached_tokens, end.generated_tokens, spent)
+        if end.error is None:
+            sure = self._log_probabilities.pop(index, None)
+            mean = fmean(sure) if sure else None
+            each = spent / (end.generated_tokens - 1) if end.generated_tokens > 1 else None
+            self.servable.report_text(TextOutcome(False, each, mean))
+
+    def _report_failures(self, error: ServerError, count: int) -> None:
+        """Report that the remaining texts have failed, unless the error is the caller's."""
+        for _ in range(count if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0):
+            self.servable.report_text(TextOutcome(failed=True))
+
+
+def _with_log_probabilities(request: GenerationRequest) -> GenerationRequest:
+    """The request, with the log-probability of each token in its progress."""
+    if request.sampling.logprobs is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, logprobs=0))
 
 
 def as_server_error(error: Exception) -> ServerError:
@@ -120,7 +173,7 @@ def as_server_error(error: Exception) -> ServerError:
         case FeedError():
             return BadRequest(str(error))
         case GrammarError():
-            return BadRequest(f"response_format: {error}")
+            return BadRequest(str(error))
         case Closed():
             return Unavailable(str(error))
         case LatheError():

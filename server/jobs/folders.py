@@ -4,7 +4,8 @@
 <root>/<id>/recipe.json     the input of the child process
 <root>/<id>/parent/         the model version that it starts from, if any
 <root>/<id>/log.txt         stderr of the child process
-<root>/<id>/...             output of the child process: events.jsonl, checkpoints/, result/, in a sweep trials/
+<root>/<id>/...             output of the child process: events.jsonl, checkpoints/, result/, in a sweep trials/ and
+                            finals/
 <root>/{jobs.db, lock, .trash/}
 """
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 DATABASE, LOCK, TRASH = "jobs.db", "lock", ".trash"
 JOB, RECIPE, PARENT, LOG, EVENTS, RESULT = "job.json", "recipe.json", "parent", "log.txt", "events.jsonl", "result"
-CHECKPOINTS, TRIALS, TRIAL = "checkpoints", "trials", "trial.json"
+CHECKPOINTS, TRIALS, FINALS, TRIAL = "checkpoints", "trials", "finals", "trial.json"
 _ENDED_TRIAL = 1 << 40  # more than the steps of a training
 
 
@@ -160,12 +161,12 @@ class JobFolders:
         """Return a number that grows with each checkpoint of a job and with each trial of a sweep that ends; else 0.
 
         Of a training it is the number of steps (batches) before the newest checkpoint. Of a sweep it is the sum of
-        these of the trials, where a trial that has ended counts more than any checkpoint.
+        these of the trials and of the finals, where a training that has ended counts more than any checkpoint.
         """
         folder = self.root / job_id
-        trials = [folder / TRIALS / name for name in _numbers(folder / TRIALS)]
+        trainings = [path for kind in (TRIALS, FINALS) for path in _entries(folder / kind)]
         return _checkpointed_steps(folder) + sum(
-            _ENDED_TRIAL if _has_ended(trial) else _checkpointed_steps(trial) for trial in trials
+            _ENDED_TRIAL if _has_ended(training) else _checkpointed_steps(training) for training in trainings
         )
 
     def remove_unfinished(self, job_id: str) -> None:
@@ -190,16 +191,16 @@ class JobFolders:
         return sum(_sizes(self.root / job_id if job_id else self.root))
 
 
-def _numbers(folder: Path) -> list[str]:
-    """Return the names in a folder that are numbers; none if it cannot be read."""
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder; none if it cannot be read."""
     try:
-        return [name for name in os.listdir(folder) if name.isdecimal()]
+        return [folder / name for name in os.listdir(folder)]
     except OSError:
         return []
 
 
 def _checkpointed_steps(folder: Path) -> int:
-    return max(map(int, _numbers(folder / CHECKPOINTS)), default=0)
+    return max((int(path.name) for path in _entries(folder / CHECKPOINTS) if path.name.isdecimal()), default=0)
 
 
 def _has_ended(trial: Path) -> bool:

@@ -22,14 +22,19 @@ class _Table(BaseModel):
 
 
 class NotWorse(_Table):
-    """A condition of a gate: `metric` is at most `by` worse than that of the version that the alias names now.
+    """A condition of a gate: `metric` is at most `by` worse than that of the version that the job's alias names now.
 
     Both are measured on the same held-out rows. Lower is better for loss, log_loss, perplexity, rmse, mse and mae,
-    higher for other metrics. The condition also holds if the alias names no version.
+    higher for other metrics. `by` is an absolute difference, in the unit of the metric. If `by` is negative, the result
+    must be better by at least -`by`. If the alias names no version, the metric must only be a finite number.
     """
 
     metric: str = Field(min_length=1, max_length=64, description="Name of the metric, such as accuracy.")
-    by: float = Field(default=0.0, description="Tolerated loss; a negative value is the required gain.")
+    by: float = Field(
+        default=0.0,
+        description="Largest difference by which the metric may be worse, in its own unit: 0.01 is one percentage "
+        "point of accuracy. A negative value is the least gain that is required.",
+    )
 
 
 class Gate(_Table):

@@ -40,7 +40,11 @@ from lathe.server.types import ModelRef, TensorSpec
 PIPELINE_FILE = PIPELINE
 MAX_DEFINITION_BYTES = 1 << 18  # bytes
 MAX_STEPS = 64
-DEFAULT_FILES: Mapping[str, str] = {"tokenize": "tokenizer.json", "label": "labels.txt"}  # by built-in step
+DEFAULT_FILES: Mapping[str, str] = {  # by built-in step
+    "tokenize": "tokenizer.json",
+    "tokenize_pair": "tokenizer.json",
+    "label": "labels.txt",
+}
 _LIVE = "live"
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}$")]

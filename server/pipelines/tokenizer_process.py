@@ -1,9 +1,10 @@
 """The process of a `tokenize` step: texts in, token ids out.
 
-    python -m lathe.server.pipelines.tokenizer_process MAX_LENGTH MULTIPLE DESCRIPTOR        (of tokenizer.json)
+    python -m lathe.server.pipelines.tokenizer_process MAX_LENGTH MULTIPLE TEXTS DESCRIPTOR      (of tokenizer.json)
 
-`step_process` describes the frames. A request is a list of texts in UTF-8, each after four bytes for its length. An
-answer is two INT64, rows and length, and three arrays of rows * length INT64: token ids, attention mask, type ids.
+`step_process` describes the frames. A request is a list of texts in UTF-8, each after four bytes for its length. TEXTS,
+1 or 2, of them form a row. An answer is two INT64, rows and length, and three arrays of rows * length INT64: token ids,
+attention mask, type ids.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PARSING_NICENESS = 5  # niceness while parsing, as for a compilation that a cli
 
 def main(argv: Sequence[str]) -> None:
     """Parse the tokenizer, report success or the error, then answer requests until stdin is closed."""
-    most, multiple, file = map(int, argv)
+    most, multiple, count, file = map(int, argv)
     out = os.dup(1)
     os.dup2(2, 1)  # output of the library goes to stderr, not into the frames
     try:
@@ -38,7 +39,11 @@ def main(argv: Sequence[str]) -> None:
     while (requests := _receive()) is not None:
         for request in _parts(requests, "<Q"):
             try:
-                answer = _encode(tokenizer, [text.decode() for text in _parts(request, "<I")], most, multiple)
+                texts = [text.decode() for text in _parts(request, "<I")]
+                rows: list[str] | list[tuple[str, str]] = (
+                    texts if count == 1 else list(zip(texts[::2], texts[1::2], strict=True))
+                )
+                answer = _encode(tokenizer, rows, most, multiple)
             except BaseException as error:
                 _send(out, FAILED, type(error).__name__.encode())
             else:
@@ -81,7 +86,7 @@ def _parts(whole: bytes, size: str) -> Iterator[bytes]:
         yield whole[begin:at]
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str], most: int, multiple: int) -> bytes:
+def _encode(tokenizer: Tokenizer, texts: list[str] | list[tuple[str, str]], most: int, multiple: int) -> bytes:
     encodings = tokenizer.encode_batch(texts)
     longest = max((len(one) for one in encodings), default=1)
     length = min(max(-(-longest // multiple), 1) * multiple, max(most, longest))

@@ -27,7 +27,7 @@ from lathe.server.repository.artifacts import (
 )
 from lathe.server.repository.manifest import MANIFEST
 from lathe.server.repository.memory_budget import MemoryBudget, Owner
-from lathe.server.repository.model_config import Compilation
+from lathe.server.repository.model_config import Compilation, Generation
 from lathe.server.repository.store import storage_error
 from lathe.server.types import Array, TensorSpec
 
@@ -41,7 +41,7 @@ class BuiltModel:
     artifacts: tuple[Path, ...]
     model: LoadedModel
     seconds: float  # for compiling and loading
-    compilation: Compilation  # the compiler options of its configuration
+    compilation: tuple[Compilation, Generation]  # the options of its configuration
 
 
 class Builder:
@@ -76,7 +76,7 @@ class Builder:
         compiled again. The caller must close the model. Raises ServerError, such as OutOfMemory if the memory budget or
         a device is too small.
         """
-        started, compilation = time.monotonic(), owner.config.compile
+        started, compilation = time.monotonic(), owner.config.build
         artifact, model = await self._build(model_file, digest, owner, loading)
         return BuiltModel((artifact,), model, time.monotonic() - started, compilation)
 

@@ -25,16 +25,17 @@ class LanguageBuilder:
 
         The caller must close the model. Raises Unprocessable, or OutOfMemory if the memory budget is too small.
         """
-        started, compilation = time.monotonic(), owner.config.compile
+        started, compilation = time.monotonic(), owner.config.build
         loading()
         model = await asyncio.to_thread(self._load, path, owner)
         return BuiltModel((), model, time.monotonic() - started, compilation)
 
     def _load(self, path: Path, owner: Owner) -> TextModel:
-        needs = language_model_needs(path, self._options)
+        options = owner.config.generation.options(self._options)
+        needs = language_model_needs(path, options)
         claim = self._memory.claim(needs, owner)
         try:
-            return load_text_model(path, self._options, needs, claim.release)
+            return load_text_model(path, options, needs, claim.release)
         except BaseException:
             claim.release()
             raise

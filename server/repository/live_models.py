@@ -22,7 +22,7 @@ from lathe.server.repository import policy
 from lathe.server.repository.aliases import Aliases
 from lathe.server.repository.lifecycle import State, Status
 from lathe.server.repository.manifest import Manifest, Signature
-from lathe.server.repository.model_config import CONFIG, Compilation, ModelConfig
+from lathe.server.repository.model_config import CONFIG, Compilation, Generation, ModelConfig
 from lathe.server.repository.names import LIVE_ALIAS
 from lathe.server.repository.registry import ModelView, Registry
 from lathe.server.telemetry.logs import log_fields
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OnVerdict = Callable[["LiveModel", CanaryPlan, Verdict, str], None]
-BuildConfig: TypeAlias = tuple[Compilation, bool]  # compiler options, and whether dimension 0 may be the batch
+# What a version was built with, and whether dimension 0 may be the batch.
+BuildConfig: TypeAlias = tuple[tuple[Compilation, Generation], bool]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -75,7 +76,7 @@ class LiveModel:
     @property
     def outdated_versions(self) -> list[int]:
         """The versions in memory that were built with other settings than the present configuration's."""
-        wanted = self.config.compile, self.config.batches
+        wanted = self.config.build, self.config.batches
         return [version for version in self.loaded if self.built_with[version] != wanted]
 
     @property

@@ -24,8 +24,9 @@ MANIFEST = "manifest.json"
 MODEL_FILE = "model.onnx"
 GGUF_FILE = "model.gguf"
 CONFIG_FILE = "config.json"  # of a Hugging Face folder
+GENAI_FILE = "genai_config.json"  # of a folder of ONNX Runtime GenAI
 # A version holds exactly one file of the first group that it has any of: other kinds may have a file `config.json`.
-_KINDS = ((MODEL_FILE, PIPELINE_FILE), (GGUF_FILE, CONFIG_FILE))
+_KINDS = ((MODEL_FILE, PIPELINE_FILE), (GGUF_FILE, CONFIG_FILE, GENAI_FILE))
 DEFINING = tuple(name for kind in _KINDS for name in kind)
 METADATA_LIMIT = 16 << 10  # bytes of JSON
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -205,7 +206,8 @@ def describe_folder(folder: Path) -> dict[str, FileEntry]:
 def is_version_content(files: Collection[str]) -> bool:
     """Whether files of these names can be a version.
 
-    Exactly one of `model.onnx` and `pipeline.toml` is among them, or of `model.gguf` and `config.json`.
+    Exactly one of `model.onnx` and `pipeline.toml` is among them, or of `model.gguf`, `config.json` and
+    `genai_config.json`.
     """
     return defining_file(files) is not None
 
@@ -219,9 +221,9 @@ def defining_file(files: Collection[str]) -> str | None:
 
 
 def language_model_path(folder: Path) -> Path | None:
-    """Return what `lathe.load_language_model` reads in a version's folder; None if it holds another kind of model."""
+    """Return what `TextGenerator.open` reads in a version's folder; None if it holds another kind of model."""
     found = defining_file({entry.name for entry in os.scandir(folder)})
-    return {GGUF_FILE: folder / GGUF_FILE, CONFIG_FILE: folder}.get(found or "")
+    return {GGUF_FILE: folder / GGUF_FILE, CONFIG_FILE: folder, GENAI_FILE: folder}.get(found or "")
 
 
 def content_digest(files: Mapping[str, FileEntry]) -> str:

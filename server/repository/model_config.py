@@ -6,12 +6,14 @@ Names and meaning follow Triton's `config.pbtxt` where it has the setting.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from lathe.core.files import open_plain
+from lathe.core.language.generation.options import DRAFT_TOKENS, CacheType, GeneratorOptions
 from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.validation_errors import error_messages
 from lathe.server.access.quotas import LEAST_RATE, Quota
@@ -229,6 +231,30 @@ class Compilation(_Section):
         )
 
 
+class Generation(_Section):
+    """How a language model generates; a change loads the versions in memory again, then switches to them."""
+
+    speculation: Literal["none", "lookup", "model"] | None = Field(
+        default=None,
+        description="Where drafts come from, which the model checks in one run: `lookup` takes what followed earlier "
+        "in the text, `model` asks the version's draft model. Default: `model` if the version has one, else `none`.",
+    )
+    draft_tokens: int = Field(
+        default=DRAFT_TOKENS, ge=1, le=15, description="Most tokens of a draft; a text that misses gets shorter ones."
+    )
+    cache_dtype: CacheType = Field(
+        default="float32",
+        description="Type of the cached keys and values. `int8`, with a scale for each token and head, has room for "
+        "nearly four times as many tokens in `LATHE_GENERATION_CACHE`.",
+    )
+
+    def options(self, server: GeneratorOptions) -> GeneratorOptions:
+        """Return the server's options with those that are set here."""
+        return replace(
+            server, speculation=self.speculation, draft_tokens=self.draft_tokens, cache_dtype=self.cache_dtype
+        )
+
+
 class ModelConfig(_Section):
     """The configuration of one model."""
 
@@ -276,12 +302,18 @@ class ModelConfig(_Section):
     padding: PaddingRules = PaddingRules()
     version_policy: VersionPolicy = VersionPolicy()
     compile: Compilation = Compilation()
+    generation: Generation = Generation()
     _labels: Labels = PrivateAttr(default_factory=dict)
 
     @property
     def labels(self) -> Labels:
         """The class names of each output, read from the files of `label_filename`."""
         return self._labels
+
+    @property
+    def build(self) -> tuple[Compilation, Generation]:
+        """What a version in memory was built with: after a change it is built again."""
+        return self.compile, self.generation
 
     @property
     def batches(self) -> bool:

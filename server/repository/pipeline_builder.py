@@ -74,7 +74,7 @@ class PipelineBuilder:
         pipeline, which unpins the versions. Raises NotFound or Unavailable for a model that does not exist or is not
         loaded, the error of loading one, Unprocessable for an invalid definition, and OSError.
         """
-        started, compilation = asyncio.get_running_loop().time(), model.config.compile
+        started, compilation = asyncio.get_running_loop().time(), model.config.build
         parts = _Parts(model)
         try:
             with parts.temporary_pins:

@@ -47,7 +47,7 @@ _STOP_TIMEOUT = 4.0  # seconds that running tasks get when the server stops
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The version that was live when a new version was compared with it; None: none was live."""
+    """A comparison of a new version: `live` is the version that was live at that time, None if no version was."""
 
     live: int | None
 

@@ -10,11 +10,12 @@ import logging
 import time
 from dataclasses import replace
 
+from lathe.server.backends.language import TextModel
 from lathe.server.canary.guard import Verdict
 from lathe.server.canary.plan import CanaryPlan
 from lathe.server.canary.steps import format_time
 from lathe.server.canary.traffic import Trial
-from lathe.server.errors import Conflict, NotFound, ServerError
+from lathe.server.errors import BadRequest, Conflict, NotFound, ServerError
 from lathe.server.repository.aliases import Aliases
 from lathe.server.repository.housekeeping import Housekeeping
 from lathe.server.repository.live_models import LiveModel, LiveModels
@@ -89,6 +90,10 @@ class Trials:
             await self._loader.ensure(model, live)  # its signature must be known
         with model.pin(plan.version):
             candidate = await self._loader.ensure(model, plan.version)
+            if plan.shadow and isinstance(candidate.model, TextModel):
+                raise BadRequest(
+                    f"shadow: expected 0 for a language model, whose texts are not compared, got {plan.shadow}"
+                )
             signature = Signature.of(candidate.model.inputs, candidate.model.outputs)
 
             def change(state: Aliases) -> Aliases:

@@ -29,6 +29,7 @@ from lathe.server.errors import ServerError
 from lathe.server.pipelines.pipeline import BuiltinStage, Pipeline
 from lathe.server.pipelines.runner import PipelineRunner
 from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.text_outcome import TextOutcome
 from lathe.server.settings import Settings
 from lathe.server.telemetry.statistics import Statistics, StatsBook
 from lathe.server.types import ModelRef
@@ -96,6 +97,14 @@ class Servable:
         self.lookup: CacheLookup | None = None  # the response cache
         self.rules = Rules()
         self._beside: set[asyncio.Task[None]] = set()  # cache lookups whose requests may still be queued
+
+    @property
+    def watches_texts(self) -> bool:
+        """Whether `report_text` needs the log-probabilities of texts: only an arm of a canary does."""
+        return False
+
+    def report_text(self, outcome: TextOutcome) -> None:
+        """Take note of a text that has ended. Only an arm of a canary does."""
 
     @property
     def is_plain(self) -> bool:

@@ -29,9 +29,9 @@ from lathe.server.batching.entry import Entry, Outcome
 from lathe.server.batching.execution import BatchResult
 from lathe.server.errors import ServerError
 from lathe.server.pipelines.execution import StepEntry
+from lathe.server.telemetry.text_trace import Clock, TextTrace
 from lathe.server.types import ModelRef
 
-Clock: TypeAlias = Callable[[float], int]  # from monotonic seconds to nanoseconds since 1970
 Attributes: TypeAlias = Mapping[str, str | int]
 _KEPT = 16_384  # spans that wait to be sent; further spans are dropped
 _AT_ONCE = 16  # kernel spans per turn of the event loop: each takes about 20 microseconds
@@ -63,16 +63,11 @@ class Tracing:
 
         Returns a function to call with the error if the request is refused, since it then has no outcome.
         """
-        context = self._propagator.extract({"traceparent": traceparent}) if traceparent else Context()
-        began = time.time_ns()
-        offset = began - time.monotonic_ns()
-        span = self._tracer.start_span(
-            f"infer {ref.name}", context, SpanKind.SERVER, _attributes(ref), start_time=began
-        )
+        span, clock = self._start(f"infer {ref.name}", ref, traceparent)
         deliver = entry.done
 
         def end_span(outcome: Outcome) -> None:
-            self._end(span, entry, outcome, lambda seconds: int(seconds * 1e9) + offset)
+            self._end(span, entry, outcome, clock)
 
         def deliver_and_end(outcome: Outcome) -> None:
             deliver(outcome)
@@ -83,10 +78,22 @@ class Tracing:
             entry.trace = f"{span.get_span_context().trace_id:032x}"
         return end_span
 
+    def watch_texts(self, ref: ModelRef, traceparent: str) -> TextTrace:
+        """Start the span of a request for texts; it is recorded only if the request is sampled."""
+        return TextTrace(self._tracer, *self._start(f"generate {ref.name}", ref, traceparent))
+
     def close(self) -> None:
         """Send the remaining spans; blocks."""
         self._write_kernels(len(self._kernels))
         self._provider.shutdown()
+
+    def _start(self, name: str, ref: ModelRef, traceparent: str) -> tuple[Span, Clock]:
+        """Start the span of a request; returns the clock of its times, too."""
+        context = self._propagator.extract({"traceparent": traceparent}) if traceparent else Context()
+        began = time.time_ns()
+        offset = began - time.monotonic_ns()
+        span = self._tracer.start_span(name, context, SpanKind.SERVER, _attributes(ref), start_time=began)
+        return span, lambda seconds: int(seconds * 1e9) + offset
 
     def _end(self, span: Span, entry: Entry, outcome: Outcome, clock: Clock) -> None:
         if isinstance(outcome, Exception):

@@ -29,7 +29,6 @@ from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import graph_of
 from tests.core.ops.numeric_cases import NUMERIC_CASES
 from tests.core.test_dynamic_operators import WINDOWS, with_weights
-from tests.random_numbers import RNG
 
 SMALL = (0, 1, 2)
 OPTIONS = make_options(tune="off", threads=1)
@@ -96,17 +95,21 @@ def _resized(array: Any, extents: Mapping[int, int]) -> Any:
 
 
 def _feeds(graph: Graph, n: int) -> dict[str, Any]:
-    """Inputs in which each symbol is `n`. The bounds of segments, which packing computes, are 0, 1, 2, ..."""
+    """Inputs in which each symbol is `n`, the same in every run.
+
+    Bounds of segments, which packing computes, and positions of tokens in a cache are 0, 1, 2, ...: operators over them
+    say that they ascend.
+    """
     shapes = {value: value.tensor.evaluate(dict.fromkeys(value.tensor.symbols, n)) for value in graph.inputs}
-    bounds = [node.inputs[-1] for node in graph.nodes if node.op.startswith("Segment")]
+    ascending = [node.inputs[-1] for node in graph.nodes if node.op.startswith("Segment")]
+    ascending += [node.inputs[3] for node in graph.nodes if node.op == "CachedAttention"]
+    numbers = np.random.default_rng(n)
     return {
-        value.name: np.arange(*shape, dtype=value.dtype.numpy) if value in bounds else _drawn(shape, value.dtype.numpy)
+        value.name: (np.arange(*shape) if value in ascending else np.abs(numbers.standard_normal(shape))).astype(
+            value.dtype.numpy
+        )
         for value, shape in shapes.items()
     }
-
-
-def _drawn(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    return np.abs(RNG.standard_normal(shape)).astype(dtype)
 
 
 def difference(run: Any, reference: Any, room: float) -> str:

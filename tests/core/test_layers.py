@@ -43,7 +43,7 @@ LAYERS = Layers("lathe.core", [
     ],
     ["lathe.core.compiler.description"],
     ["lathe.core.compiler.pipeline"],
-    ["lathe.core.compiler.code_cache"],
+    ["lathe.core.compiler.code_cache", "lathe.core.compiler.time_prediction"],
     ["lathe.core.compiler.sessions"],
     ["lathe.core.compiler.compile"],
     ["lathe.core.compiler.custom_operators", "lathe.core.compiler.ahead_of_time"],

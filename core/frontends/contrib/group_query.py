@@ -6,6 +6,7 @@ heads of queries per head of keys, D elements per head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from lathe.core.ir.types import DType
 _I64 = DType.INT64
 # The indices of inputs; _ANGLES is the table of cosines, followed by that of sines.
 _PAST, _LENGTHS, _TOTAL, _ANGLES, _POSITIONS, _BIAS, _SINK, _NORMS = 3, 5, 6, 7, 9, 10, 11, 14
+_PAGED_POSITIONS = 7
+PAGED_DOMAIN = "lathe.paged"
 _UNSUPPORTED = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 
 
@@ -52,6 +55,38 @@ def _group_query_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     found = _attention_output(e, node, q, k, v, cached)
     names = zip((k, v), node.outputs[1:3], strict=False)
     return [*found, *(_with_name(e, node, value, name) for value, name in names)]
+
+
+@lowers("PagedGroupQueryAttention", domain=PAGED_DOMAIN)
+def _paged_group_query_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """GroupQueryAttention of n tokens of many sequences, [n,1,width], over a cache in pages.
+
+    `lathe.core.language.paged_onnx` puts it in the place of GroupQueryAttention. Inputs 3 and 4 are the pages of keys
+    and values, 5 and 6 the tables of cosines and sines, 7 to 10 the inputs `positions`, `sequences`, `slots` and
+    `tables` of CacheWrite and CachedAttention. The results are that of attention, and the next pages.
+    """
+    q, k, v = _heads(e, node)
+    positions = node.required(_PAGED_POSITIONS)
+    if node.input(5) is not None:
+        angles = (e("Gather", node.required(5 + i), positions) for i in range(2))
+        cos, sin = (e("Unsqueeze", each, int64s(e, 1, 2)) for each in angles)
+        interleaved = bool(node.attrs.get("rotary_interleaved"))
+        q, k = (rotate_first_elements(e, node, x, cos, sin, interleaved) for x in (q, k))
+    q, k, v = (e("Squeeze", x, int64s(e, 2)) for x in (q, k, v))
+    names = (node.outputs[1], node.outputs[2])
+    slots = node.required(_PAGED_POSITIONS + 2)
+    keys = e.emit("CacheWrite", [node.required(3), k, slots], {"transposed": 1}, [names[0]], node.label)[0]
+    values = e.emit("CacheWrite", [node.required(4), v, slots], {}, [names[1]], node.label)[0]
+    size = q.shape[-1]
+    assert isinstance(size, int)
+    scale: Any = node.attrs.get("scale") or 1 / math.sqrt(size)
+    window: Any = node.attrs.get("local_window_size", -1)
+    sequences, tables = (node.required(_PAGED_POSITIONS + i) for i in (1, 3))
+    found = e(
+        "CachedAttention", q, keys, values, positions, sequences, tables, scale=float(scale), window=max(window, 0)
+    )
+    heads, _ = _head_counts(node)
+    return [*emit_output(e, node, "Reshape", found, int64s(e, 0, 1, heads * size)), keys, values]
 
 
 def _with_name(e: Emitter, node: OnnxNode, value: Value, name: str) -> Value:

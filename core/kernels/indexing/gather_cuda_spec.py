@@ -17,10 +17,10 @@ _BLOCKS = ((1024, 4), (256, 2), (2048, 8))  # elements, warps
 
 @dataclass(frozen=True)
 class GatherSpec(KernelSpec):
-    """y[outer, count, inner] = x[outer, indices[count], inner]; x has `extent` rows, elements of `itemsize` bytes.
+    """y[o, c, i] = x[o, indices[c], i] for x [outer, extent, inner], `count` indices and y [outer, count, inner].
 
-    Negative indices count from the end; an invalid one sets the status flag, the last operand. A program computes
-    `size` results.
+    An element has `itemsize` bytes. Negative indices count from the end; an index out of range sets the status flag,
+    the last operand. A program computes `size` results.
     """
 
     family: ClassVar[str] = "gather"

@@ -18,8 +18,9 @@ _MOST_AXES = 8
 class GatherRowsSpec(KernelSpec):
     """y[b, i] = x[b, indices[b, i]], a row of `inner` elements of `itemsize` bytes, for i < `count`.
 
-    `indices` holds one coordinate for each of `extents`; negative coordinates count from the end. A coordinate out of
-    range sets `Status.INDEX_OUT_OF_RANGE`, and its row of y is not written.
+    x is [batch, *extents, inner], `indices` [batch, count, len(extents)] and y [batch, count, inner]. Negative
+    coordinates count from the end. A coordinate out of range sets `Status.INDEX_OUT_OF_RANGE`, and its row of y is not
+    written; the other rows are.
     """
 
     family: ClassVar[str] = "gather_rows"

@@ -14,10 +14,10 @@ from lathe.core.kernels.shared.nest import has_plannable_types, is_fixed_size
 
 @dataclass(frozen=True)
 class GatherSpec(KernelSpec):
-    """y[outer, count, inner] = x[outer, indices[count], inner]; x has `extent` rows, elements of `itemsize` bytes.
+    """y[o, c, i] = x[o, indices[c], i] for x [outer, extent, inner], `count` indices and y [outer, count, inner].
 
-    Negative indices count from the end. An index out of range sets `Status.INDEX_OUT_OF_RANGE`, and its row of y is not
-    written.
+    An element has `itemsize` bytes. Negative indices count from the end. An index below -`extent` or from `extent` on
+    sets `Status.INDEX_OUT_OF_RANGE`, and y[:, c] is not written for it; the rest of y is.
     """
 
     family: ClassVar[str] = "gather"

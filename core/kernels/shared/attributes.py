@@ -12,9 +12,10 @@ from lathe.core.ops.opdef.registry import NodeView
 
 
 def attribute(node: Node, name: str) -> Any:
-    """The value of the node's attribute `name`, or the operator's default; None if there is neither.
+    """The value of the node's attribute `name`, otherwise the operator's default; None if there is neither.
 
-    ModelError if the operator requires the attribute and the node lacks it.
+    None also for a name that the operator does not define. ModelError if the operator requires the attribute and the
+    node lacks it.
     """
     op = registry.find(node.op)
     return NodeView(op, node).attr(name) if op is not None else node.attrs.get(name)

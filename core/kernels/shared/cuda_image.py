@@ -83,9 +83,11 @@ def strided_image(request: Request, value: Value, windows: tuple[Window, ...]) -
 
 
 def results_of(request: Request, extras: Sequence[int]) -> tuple[Nest, Results]:
-    """The nest of output pixels [batch, spatial ...], whose operands are the extra inputs and Y, and the `Results`.
+    """Two descriptions of how an image kernel stores its output Y: along the pixels, and along the channels.
 
-    `extras` are the indices of the extra inputs. Input 2 is a bias and is added first, if it is among them.
+    `extras` are the indices of the node's extra inputs. The loop nest has the axes [batch, spatial ...]; its operands
+    are the extra inputs, then Y. `Results` has the epilogue, and the steps of the same tensors along the channels. If
+    `extras` contains 2, that input is a bias, and the epilogue adds it first.
     """
     node, y = request.node, request.node.output
     axes = image_axes(node, len(y.shape))

@@ -170,10 +170,10 @@ def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
 
 
 def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) -> int:
-    """The number of parts into which to split the depth (split-K) of a product with too few tiles to fill the GPU.
+    """The number of parts, at least 1, into which to split the depth (split-K) of a product with `programs` tiles.
 
-    `programs` is the number of tiles. The result is 1 if there are enough tiles, or if their number depends on the
-    batch.
+    More parts give a GPU more programs than there are tiles, as `_parts` says. The result is 1 if there are more tiles
+    than multiprocessors, if the depth is too short, or if the number of tiles depends on the batch.
     """
     return _parts(target, tile, programs, _at(depth, _TYPICAL)) if isinstance(programs, int) else 1
 

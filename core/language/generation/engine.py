@@ -9,11 +9,15 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from queue import SimpleQueue
 
+import numpy as np
+
 from lathe.core.errors import FeedError, LatheError
+from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.request import GenerationRequest, Listener, Progress
 from lathe.core.language.generation.scheduler import Counters, Scheduler
 from lathe.core.language.generation.sequence import Sequence
 from lathe.core.language.generation.text_stream import Decode
+from lathe.core.language.source import Source
 from lathe.core.language.token_runner import TokenRunner
 
 log = logging.getLogger(__name__)
@@ -26,8 +30,8 @@ class Closed(LatheError):
 class Engine:
     """Generates texts. All methods may be called from any thread.
 
-    `decode` makes text of tokens. The engine owns the runner, and closes it. `sequences` and `prompt_tokens` are those
-    of `Scheduler`.
+    `decode` makes text of tokens. The engine owns the runner, and closes it. `sequences`, `prompt_tokens` and
+    `drafting`, which it closes as well, are those of `Scheduler`.
     """
 
     def __init__(
@@ -37,13 +41,23 @@ class Engine:
         *,
         sequences: int = 64,
         prompt_tokens: int = 128,
+        drafting: Drafting | None = None,
+        start: int | None = None,
         name: str = "engine",
     ) -> None:
+        """`start`: for encoder-decoders of texts the token with which texts begin; prompts are then their sources."""
         self._runner = runner
         self._decode = decode
+        self._start = start
         self._scheduler = Scheduler(
-            runner.page_count, runner.page_size, runner.capacity, sequences=sequences, prompt_tokens=prompt_tokens
+            runner.page_count,
+            runner.page_size,
+            runner.capacity,
+            sequences=sequences,
+            prompt_tokens=prompt_tokens,
+            drafting=drafting,
         )
+        self._drafting = drafting
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._closed = False
@@ -60,6 +74,11 @@ class Engine:
     def counters(self) -> Counters:
         """A copy of the counters."""
         return replace(self._scheduler.counters)
+
+    @property
+    def makes_drafts(self) -> bool:
+        """Whether texts have drafts."""
+        return self._drafting is not None
 
     @property
     def running(self) -> int:
@@ -83,6 +102,10 @@ class Engine:
         empty, too long, or has tokens outside the vocabulary; Closed if the engine is closed.
         """
         limit = self._limit(request)
+        if self._start is not None:
+            source = Source(np.array(request.prompt, np.int64))
+            request = replace(request, prompt=(self._start,), source=source)
+            limit = self.context if request.max_tokens is None else min(self.context, 1 + request.max_tokens)
         with self._wake:
             if self._closed:
                 raise Closed("the model was unloaded")
@@ -172,6 +195,8 @@ class Engine:
                 break
             self._step()
         self._end_all()
+        if self._drafting is not None:
+            self._drafting.close()
         self._runner.close()
 
     def _step(self) -> None:

@@ -10,20 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from lathe.core.errors import FeedError
+from lathe.core.errors import FeedError, ModelError, UnsupportedError
+from lathe.core.ir.types import DType
 from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.constraint import GrammarCompiler
+from lathe.core.language.encoder_decoder import EncoderDecoderModel, is_encoder_decoder, load_encoder_decoder
+from lathe.core.language.encoder_decoder_runner import EncoderDecoderRunner, text_sizes
 from lathe.core.language.generation.chat_template import ChatTemplate
+from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.engine import Engine
+from lathe.core.language.generation.model_drafter import ModelDrafter
 from lathe.core.language.generation.options import GeneratorOptions
+from lathe.core.language.generation.prompt_lookup import PromptLookup
 from lathe.core.language.gguf import read_gguf
 from lathe.core.language.gguf_codes import can_split
 from lathe.core.language.language_model import LanguageModel, load_language_model
+from lathe.core.language.onnx_decoder import OnnxDecoder, load_onnx_decoder, onnx_decoder_file
+from lathe.core.language.paged_onnx_decoder import PagedOnnxDecoder
+from lathe.core.language.past_runner import PastRunner
 from lathe.core.language.safetensors import read_checkpoint, read_safetensors
 from lathe.core.language.settings import DecoderSettings
 from lathe.core.language.stored_tensor import StoredTensor, element_count
+from lathe.core.language.t5 import T5Settings
+from lathe.core.language.text_sizes import TextSizes
+from lathe.core.language.token_bytes import TokenBytes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
 
@@ -31,33 +43,128 @@ _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
 _PANEL = 16  # float32 numbers: the widest vector
 SEQUENCES = 64  # texts that run at once
+_ONNX_COPIES = 2  # of the weights of an ONNX file in memory: the graph's, and those in the layouts of kernels
 
 
 AdapterFiles = Mapping[str, tuple[Path, Path]]  # of each adapter the settings and the weights
+Model = LanguageModel | OnnxDecoder | EncoderDecoderModel
 
 
-def make_runner(model: LanguageModel, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
-    """The runner of a model that is served."""
-    pages = page_count(model.settings, options.cache_bytes)
+def make_runner(model: Model, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
+    """The runner of a model that is served; `adapters` are those of a `LanguageModel`.
+
+    UnsupportedError for a `cache_dtype` other than float32, unless the model is a `LanguageModel`.
+    """
+    sizes = text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
+    pages, threads = page_count(sizes, options), options.threads
+    if isinstance(model, LanguageModel):
+        return _decoder(model, pages, options, adapters)
+    if options.cache_dtype != "float32":
+        raise UnsupportedError("cache_dtype: only decoders from Hugging Face folders and GGUF files have other types")
+    if isinstance(model, OnnxDecoder):
+        return _onnx_runner(model, pages, threads)
+    return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
+
+
+def _decoder(
+    model: LanguageModel, pages: int, options: GeneratorOptions, adapters: Sequence[Adapter] = ()
+) -> CachedDecoder:
     return CachedDecoder(
-        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads, adapters=adapters
+        model,
+        pages=pages,
+        page_size=_PAGE_SIZE,
+        capacity=_CAPACITY,
+        threads=options.threads,
+        cache_dtype=options.cache_dtype,
+        adapters=adapters,
     )
 
 
-def page_count(settings: DecoderSettings, cache_bytes: int) -> int:
+def make_drafting(model: Model, options: GeneratorOptions, draft: LanguageModel | None = None) -> Drafting | None:
+    """The drafts of a model that is served; None without.
+
+    `draft` is the draft model. ModelError if there is none although the options want one, or if it has another
+    vocabulary. UnsupportedError for another model than a `LanguageModel`.
+    """
+    wanted = options.speculation or ("none" if draft is None else "model")
+    if wanted == "none":
+        return None
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError("speculation: only decoders from Hugging Face folders and GGUF files have drafts")
+    if wanted == "lookup":
+        return Drafting(PromptLookup(), options.draft_tokens)
+    if draft is None:
+        raise ModelError("speculation: 'model' needs a draft model, which this version lacks", where="generation")
+    if draft.tokenizer.library.get_vocab() != model.tokenizer.library.get_vocab():
+        raise ModelError("the draft model has another vocabulary than the model", where="draft")
+    runner = _decoder(draft, page_count(model.settings, options), options)  # as many tokens as in the model's cache
+    runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])
+    return Drafting(ModelDrafter(runner, model.settings.vocabulary), options.draft_tokens)
+
+
+def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRunner:
+    """The runner that has tokens of many sequences in a run, if the graph has the form for it."""
+    paged = PagedOnnxDecoder.of(
+        model.path, model.settings, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads
+    )
+    return paged or PastRunner(
+        model.graph,
+        vocabulary=model.settings.vocabulary,
+        context=model.settings.context,
+        pages=pages,
+        page_size=_PAGE_SIZE,
+        capacity=_CAPACITY,
+        threads=threads,
+    )
+
+
+def load_model(path: Path) -> Model:
+    """The model in a Hugging Face folder or a GGUF file, or as ONNX file with past in a folder.
+
+    Raises as `load_language_model`, `load_onnx_decoder` and `load_encoder_decoder`. UnsupportedError for a Whisper.
+    """
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return load_onnx_decoder(path)
+    if not path.is_dir() or not is_encoder_decoder(path):
+        return load_language_model(path)
+    model = load_encoder_decoder(path)
+    if not isinstance(model.settings, T5Settings):
+        raise UnsupportedError(f"{model.settings.family} reads sound: it does not answer prompts", where=path.name)
+    return model
+
+
+def page_count(settings: DecoderSettings | TextSizes, options: GeneratorOptions) -> int:
     """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
     most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
-    return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
+    return max(1, min(most, options.cache_bytes // _page_bytes(settings, options)))
 
 
-def memory_bytes(path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None) -> int:
+def _page_bytes(settings: DecoderSettings | TextSizes, options: GeneratorOptions) -> int:
+    return page_bytes(settings, _PAGE_SIZE, DType.parse(options.cache_dtype))
+
+
+def memory_bytes(
+    path: Path, options: GeneratorOptions, adapters: AdapterFiles | None = None, draft: Path | None = None
+) -> int:
     """An upper bound of the memory of a model in bytes: the weights of the compiled model, adapters, and the cache.
 
-    Reads the descriptions of its tensors only. ModelError for a damaged file.
+    A draft model counts with its own cache. Reads the descriptions of tensors and the settings only. ModelError for a
+    damaged file.
     """
+    found = _weight_bytes(path) + options.cache_bytes + _adapter_bytes(adapters or {})
+    if draft is not None and options.speculation in (None, "model"):
+        settings, model = load_language_model(draft).settings, load_model(path)
+        if isinstance(model, LanguageModel):
+            found += _weight_bytes(draft) + page_count(model.settings, options) * _page_bytes(settings, options)
+    return found
+
+
+def _weight_bytes(path: Path) -> int:
+    if path.is_dir() and onnx_decoder_file(path) is not None:
+        return _ONNX_COPIES * sum(file.stat().st_size for file in path.iterdir())
     tensors = read_checkpoint(path) if path.is_dir() else read_gguf(path).tensors
     sizes = (_element_bytes(each) * element_count(each.shape, each.name, path.name) for each in tensors.values())
-    return round(sum(sizes)) + options.cache_bytes + _adapter_bytes(adapters or {})
+    return round(sum(sizes))
 
 
 def _adapter_bytes(adapters: AdapterFiles) -> int:
@@ -90,19 +197,26 @@ class TextGenerator:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Model,
         options: GeneratorOptions | None = None,
         name: str = "model",
         adapters: Mapping[str, Adapter] | None = None,
+        draft: LanguageModel | None = None,
     ) -> None:
-        """Compile the model. UnsupportedError if it has no tokenizer that can be read."""
+        """Compile the model. UnsupportedError if it has no tokenizer that can be read; otherwise as `make_drafting`."""
         self.model = model
         self.tokenizer: Tokenizer = model.tokenizer
         given = adapters or {}
         self.adapters = {name: number for number, name in enumerate(given, 1)}
-        runner = make_runner(model, options or GeneratorOptions(), list(given.values()))
-        runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
-        self.engine = Engine(runner, self.tokenizer.decode, sequences=SEQUENCES, name=name)
+        options = options or GeneratorOptions()
+        drafting = make_drafting(model, options, draft)
+        runner = make_runner(model, options, list(given.values()))
+        start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
+        if start is None:
+            runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
+        self.engine = Engine(
+            runner, self.tokenizer.decode, sequences=SEQUENCES, drafting=drafting, start=start, name=name
+        )
 
     @classmethod
     def open(
@@ -110,14 +224,21 @@ class TextGenerator:
         path: str | os.PathLike[str],
         options: GeneratorOptions | None = None,
         adapters: AdapterFiles | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> TextGenerator:
-        """The generator of a model in a Hugging Face folder or a GGUF file, with adapters by name.
+        """The generator of the model in a folder or file, with adapters by name and a draft model.
 
-        Raises as `load_language_model` and `read_adapter`.
+        Raises as `load_model`, `read_adapter` and `make_drafting`. UnsupportedError for adapters of another model
+        than a `LanguageModel`.
         """
-        model = load_language_model(path)
-        found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
-        return cls(model, options, Path(path).stem, found)
+        model = load_model(Path(path))
+        if adapters and not isinstance(model, LanguageModel):
+            raise UnsupportedError("adapters: only decoders from Hugging Face folders and GGUF files have them")
+        found: dict[str, Adapter] = {}
+        if isinstance(model, LanguageModel):
+            found = {name: read_adapter(model.module, *files) for name, files in (adapters or {}).items()}
+        wanted = draft is not None and (options or GeneratorOptions()).speculation in (None, "model")
+        return cls(model, options, Path(path).stem, found, load_language_model(draft) if wanted and draft else None)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -135,6 +256,11 @@ class TextGenerator:
     def grammars(self) -> GrammarCompiler:
         """Makes constraints for requests. UnsupportedError without the library llguidance."""
         return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.tokenizer)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that is to be continued."""

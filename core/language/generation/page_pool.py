@@ -11,12 +11,14 @@ import numpy as np
 _KEY_BYTES = 16  # of BLAKE2b: two different beginnings do not meet by chance
 
 
-def page_keys(tokens: Sequence[int], page_size: int, known: Sequence[bytes] = (), adapter: int = 0) -> list[bytes]:
-    """A key for each full page of a text; it depends on all tokens up to the page's end, and on the adapter.
+def page_keys(
+    tokens: Sequence[int], page_size: int, known: Sequence[bytes] = (), adapter: int = 0, source: bytes = b""
+) -> list[bytes]:
+    """A key for each full page of a text; it depends on all tokens up to the page's end, the adapter and the source.
 
     `known`: the keys of the first pages, if they were computed before.
     """
-    keys, first = list(known), adapter.to_bytes(4)
+    keys, first = list(known), adapter.to_bytes(4) + source
     for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
         content = np.asarray(tokens[start : start + page_size], np.int64).tobytes()
         keys.append(hashlib.blake2b((keys[-1] if keys else first) + content, digest_size=_KEY_BYTES).digest())

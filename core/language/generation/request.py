@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from lathe.core.language.constraint import Constraint
 from lathe.core.language.sampling import Choice, SamplingSettings
+from lathe.core.language.source import Source
 
 EndReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -20,6 +21,7 @@ class GenerationRequest:
     many tokens; None for as many as fit. `stops`: the text ends before the first of these strings. `end_tokens` end the
     text and have no text of their own. Requests of higher `priority` go first; among requests of one priority, the
     `client`s get equal shares of the tokens. `adapter`: the number of the runner's adapter from 1 on, 0 for none.
+    `source`: what an encoder-decoder reads; the prompt is then the beginning of the text.
     """
 
     prompt: tuple[int, ...]
@@ -31,6 +33,13 @@ class GenerationRequest:
     client: str = ""
     constraint: Constraint | None = None
     adapter: int = 0
+    source: Source | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompt; of an encoder-decoder for texts those of the source."""
+        is_text = self.source is not None and self.source.array.ndim == 1
+        return len(self.source.array) if self.source is not None and is_text else len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

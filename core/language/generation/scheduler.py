@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lathe.core.language.generation.drafting import Drafting
 from lathe.core.language.generation.page_pool import PagePool
 from lathe.core.language.generation.sequence import Sequence
 from lathe.core.language.sampling import Logits
@@ -20,10 +21,11 @@ from lathe.core.language.token_runner import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The part of a run that belongs to one sequence."""
+    """The part of a run that belongs to one sequence; the last tokens of its chunk are the `draft`."""
 
     sequence: Sequence
     chunk: Chunk
+    draft: Items[int] = ()
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Counters:
     cached_tokens: int = 0  # of prompts, found in the cache
     generated_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of drafts
     run_seconds: float = 0.0
 
 
@@ -46,7 +50,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, page_count: int, page_size: int, capacity: int, *, sequences: int = 64, prompt_tokens: int = 128
+        self,
+        page_count: int,
+        page_size: int,
+        capacity: int,
+        *,
+        sequences: int = 64,
+        prompt_tokens: int = 128,
+        drafting: Drafting | None = None,
     ) -> None:
         """`capacity`: the most tokens of a run. `sequences`: the most that run at once. `prompt_tokens`: the most
         tokens of prompts in a run while other sequences generate, so that these do not wait long.
@@ -59,6 +70,7 @@ class Scheduler:
         self._capacity = capacity
         self._most_sequences = min(sequences, capacity)
         self._prompt_tokens = prompt_tokens
+        self._drafting = drafting
         self._served: Counter[str] = Counter()  # tokens by client, of clients with sequences
 
     @property
@@ -89,7 +101,8 @@ class Scheduler:
         generating.sort(key=lambda each: (-each.request.priority, each.last_run, each.arrival))
         steps: list[Step] = []
         self._plan(generating, self._capacity, steps)
-        left = self._capacity - len(steps)
+        self._add_drafts(steps)
+        left = self._capacity - sum(len(step.chunk.tokens) for step in steps)
         prompts = [each for each in self.running if each.missing > 1]
         prompts.sort(key=lambda each: (-each.request.priority, self._served[each.request.client], each.arrival))
         self._plan(prompts, min(left, self._prompt_tokens) if steps else left, steps)
@@ -97,21 +110,34 @@ class Scheduler:
         return steps
 
     def finish_run(self, steps: Items[Step], logits: Logits) -> None:
-        """Take the logits [steps that want one, vocabulary] of a run: choose tokens, and let ended sequences go."""
-        rows = iter(logits)
+        """Take the logits [sum of wanted, vocabulary] of a run: choose tokens, and let ended sequences go."""
+        start = 0
         for step in steps:
-            sequence, count = step.sequence, len(step.chunk.tokens)
+            sequence, count = step.sequence, len(step.chunk.tokens) - len(step.draft)
+            rows, start = logits[start : start + step.chunk.wanted], start + step.chunk.wanted
+            before, ended = sequence.generated, False
             sequence.computed += count
             sequence.last_run = self.counters.runs
-            self._served[sequence.request.client] += count
+            self.counters.prompt_tokens += count if not step.chunk.wanted or not before else count - 1
+            if step.chunk.wanted:
+                ended = self._choose(step, rows)
+            self._served[sequence.request.client] += count + max(sequence.generated - before - 1, 0)
             self._seal(sequence)
-            if not step.chunk.wanted:
-                self.counters.prompt_tokens += count
-                continue
-            self.counters.prompt_tokens += count if not sequence.generated else count - 1
-            self.counters.generated_tokens += 1
-            if sequence.choose(next(rows)):
+            if ended:
                 self.remove(sequence)
+
+    def _choose(self, step: Step, rows: Logits) -> bool:
+        """Choose the tokens of a step; returns whether its text has ended."""
+        sequence, counters = step.sequence, self.counters
+        before, computed = sequence.generated, sequence.computed
+        ended = sequence.choose_all(rows, step.draft)
+        counters.generated_tokens += sequence.generated - before
+        if step.draft and self._drafting is not None:
+            accepted = sequence.computed - computed
+            counters.drafted_tokens += len(step.draft)
+            counters.accepted_tokens += accepted
+            self._drafting.record(sequence, len(step.draft), accepted)
+        return ended
 
     def fail_run(self, steps: Items[Step], error: Exception) -> None:
         """End the sequences of a run that has raised."""
@@ -193,9 +219,29 @@ class Scheduler:
             end = sequence.computed + count
             tokens = np.array(sequence.tokens[sequence.computed : end], np.int64)
             wanted = int(end == len(sequence.tokens))
-            pages, adapter = tuple(sequence.pages), sequence.request.adapter
-            steps.append(Step(sequence, Chunk(tokens, sequence.computed, pages, wanted, adapter)))
+            pages, request = tuple(sequence.pages), sequence.request
+            chunk = Chunk(tokens, sequence.computed, pages, wanted, request.adapter, request.source)
+            steps.append(Step(sequence, chunk))
             budget -= count
+
+    def _add_drafts(self, steps: list[Step]) -> None:
+        """Give the steps of generating sequences drafts, as far as tokens of a run and free pages suffice."""
+        if self._drafting is None or not steps:
+            return
+        drafts, left = self._drafting.drafts([step.sequence for step in steps]), self._capacity - len(steps)
+        for index, step in enumerate(steps):
+            sequence, chunk = step.sequence, step.chunk
+            draft = drafts.get(sequence, [])[:left]
+            while draft and len(sequence.pages) < self._page_total(sequence.computed + 1 + len(draft)):
+                if self.pool.available > len(self.running):  # each may need a page for its next token
+                    sequence.pages.append(self.pool.take())
+                else:
+                    draft.pop()
+            if draft:
+                tokens = np.concatenate([chunk.tokens, draft])
+                chunk = replace(chunk, tokens=tokens, wanted=1 + len(draft), pages=tuple(sequence.pages))
+                steps[index] = Step(sequence, chunk, draft)
+                left -= len(draft)
 
     def _reserve(self, sequence: Sequence, count: int, steps: Items[Step]) -> bool:
         """Give a running sequence the pages for its next tokens; False if it was preempted, or has to wait."""
@@ -225,6 +271,8 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
+        if self._drafting is not None:
+            self._drafting.release(sequence)
         sequence.pages, sequence.computed, sequence.sealed = [], 0, 0
 
     def _seal(self, sequence: Sequence) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Items
 
 from lathe.core.errors import LatheError
 from lathe.core.language.generation.page_pool import page_keys
@@ -29,6 +30,7 @@ class Sequence:
         self.sealed = 0  # the pages that other sequences can find
         self.ended = False
         self._keys: list[bytes] = []
+        self._source_key = b"" if request.source is None else request.source.key
         self._limit = limit
         self._listener = listener
         self._sampler = Sampler(request.sampling, request.prompt)
@@ -46,8 +48,39 @@ class Sequence:
 
     def keys(self, page_size: int) -> list[bytes]:
         """The keys of all full pages of its tokens."""
-        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter)
+        self._keys = page_keys(self.tokens, page_size, self._keys, self.request.adapter, self._source_key)
         return self._keys
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can still get."""
+        return self._limit - len(self.tokens)
+
+    def possible(self, draft: list[int]) -> list[int]:
+        """The first tokens of a draft, up to one that the grammar does not allow."""
+        constraint = self.request.constraint
+        try:
+            return draft if constraint is None else draft[: constraint.count_allowed(draft)]
+        except Exception:  # the grammar's library gives up: `choose` will end the text with its error
+            return []
+
+    def guess(self, logits: Logits, ahead: int) -> int:
+        """The token that it would choose from these logits after `ahead` more tokens; changes nothing."""
+        return self._sampler.choose(logits, len(self.tokens) + ahead).token
+
+    def choose_all(self, rows: Logits, draft: Items[int]) -> bool:
+        """Choose tokens from the logits [1 + drafted, vocabulary] after the last token and after each drafted one.
+
+        Ends with the first token that is not the drafted one; returns whether the text has ended. The tokens before it
+        are those whose keys and values the run has computed.
+        """
+        for row, guess in zip(rows, (*draft, None), strict=True):
+            if self.choose(row):
+                return True
+            if self.tokens[-1] != guess:
+                return False
+            self.computed += 1
+        return False
 
     def choose(self, logits: Logits) -> bool:
         """Choose the next token from its logits, and tell the caller; returns whether the text has ended.
@@ -92,7 +125,7 @@ class Sequence:
             self._tell(text, End(reason, *self._counts(), error=error))
 
     def _counts(self) -> tuple[int, int, int]:
-        return len(self.request.prompt), self.generated, self.cached or 0
+        return self.request.prompt_tokens, self.generated, self.cached or 0
 
     def _tell(self, text: str, end: End | None = None) -> None:
         choices, self._unsent = tuple(self._unsent), []

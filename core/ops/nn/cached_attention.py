@@ -2,8 +2,8 @@
 
 A page holds `page` consecutive positions of one sequence. The pages of a sequence lie anywhere in the cache; a table
 lists their numbers in order (Kwon et al., 2023: PagedAttention). Keys lie in a page as [size, page], so that a vector
-register holds one element of many keys, and values as [page, size]. A cache of int8 has a scale for each token and head
-(Liu et al., 2024: KIVI quantizes values in this way): the keys and values are the codes times their scale.
+register holds one element of many keys, and values as [page, size]. A cache of int8 has a scale for each token and
+head: the keys and values are the codes times their scale.
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ class CachedAttention(OpDef):
 
     Q float32 [n, heads, size]; keys [count, kv_heads, size, page] and values [count, kv_heads, page, size] in float32,
     float16, bfloat16, or int8 with scales float32 [count, kv_heads, page, 1] for both; consecutive heads of queries
-    share a head of keys. Token t has the position `positions[t]` in
-    its sequence, and row `sequences[t]` of `tables`, int64 [n, most], lists the pages of that sequence. Tokens of one
-    sequence lie one after the other in ascending positions. With a `window` above 0, a token sees only the last
-    `window` positions, its own included. The result is float32 [n, heads, size]. FeedError for a position, sequence or
-    page out of range.
+    share a head of keys. Token t has the position `positions[t]` in its sequence, and row `sequences[t]` of `tables`,
+    int64 [n, most], lists the pages of that sequence. Tokens of one sequence lie one after the other in ascending
+    positions. With a `window` above 0, a token sees only the last `window` positions, its own included. The result is
+    float32 [n, heads, size]. FeedError for a position, sequence or page out of range.
     """
 
     domain = "lathe"

@@ -30,19 +30,19 @@ class Rewrite(Infer):
         self.writer = writer
 
     def x(self, index: int = 0) -> Term:
-        """Input `index` as a term; ModelError if it is absent."""
+        """Input `index` of the node as a `Term`; ModelError if the node does not have this input."""
         value = self.node.input(index)
         if value is None:
             return self.fail(f"input {index} ({self.op.input_name(index)}) is missing")
         return Term(self.writer, value)
 
     def x_or_none(self, index: int) -> Term | None:
-        """Input `index` as a term, or None if it is absent."""
+        """Input `index` of the node as a `Term`; None if the node does not have this input."""
         return self.x(index) if self.has_input(index) else None
 
     @property
     def terms(self) -> list[Term]:
-        """All inputs as terms, for operators without optional inputs; ModelError if one is absent."""
+        """All inputs as `Term`s, for operators without optional inputs; ModelError if the node leaves an input out."""
         return [self.x(i) for i in range(len(self.node.inputs))]
 
     def again(self, *inputs: Term | None, outputs: int = 1, **attrs: Attr) -> list[Term]:

@@ -347,7 +347,10 @@ class OpDef:
         return None
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        """One element of the output, as an expression of one element of each input. Only for elementwise operators."""
+        """One element of the output, as an expression, built by `e`, of one element of each present input, `x`.
+
+        `c` has the node's attributes. Only elementwise operators override it; otherwise NotImplementedError.
+        """
         raise NotImplementedError(f"{self.name} is not elementwise")
 
     def write_kernel(self, k: Any, spec: Any) -> None:

@@ -22,7 +22,8 @@ _MOST = 255
 class DynamicQuantizeLinear(OpDef):
     """uint8 numbers, their scale (max(x, 0) - min(x, 0)) / 255, and their zero point round(-min(x, 0) / scale).
 
-    If all numbers are 0, the scale is 1 / 255, as in ONNX's reference; ONNX's function body would divide by 0.
+    If all numbers are 0, or there are none, the scale is 1 / 255, as in ONNX's reference. ONNX's function body would
+    divide by 0.
     """
 
     inputs = "x"
@@ -34,7 +35,7 @@ class DynamicQuantizeLinear(OpDef):
         return [TensorType(DType.UINT8, c.shape(0)), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())]
 
     def reference(self, c: Call, x: Array) -> tuple[Array, ...]:
-        low, high = np.minimum(x.min(), np.float32(0)), np.maximum(x.max(), np.float32(0))
+        low, high = x.min(initial=0), x.max(initial=0)
         span = high - low if high != low else np.float32(1)
         scale = np.asarray(span / np.float32(_MOST), np.float32)
         point = np.asarray(np.rint(-low / scale).clip(0, _MOST), np.uint8)

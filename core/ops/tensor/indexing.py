@@ -40,7 +40,10 @@ def normalize_indices(c: NodeView, indices: Array, extent: int, axis: int) -> An
 
 @register
 class Gather(OpDef):
-    """The slices of `data` at `indices` along `axis`; the axes of `indices` replace this axis in the result."""
+    """The slices of `data` at `indices` along `axis`; the axes of `indices` replace this axis in the result.
+
+    Negative indices count from the end. ModelError or FeedError for an index out of range.
+    """
 
     inputs = "data, indices"
     outputs = "output"
@@ -165,9 +168,11 @@ def _indexed(c: Call, data: Array, indices: Array, batch: int = 0) -> tuple[Arra
 
 @register
 class GatherND(OpDef):
-    """The slices of `data` at coordinates, which the last axis of `indices` holds.
+    """The slices of `data` at coordinates, which the last axis of `indices` holds (ONNX GatherND).
 
-    The first `batch_dims` axes of both are common: coordinates count after them.
+    With b = `batch_dims`, the first b axes of both inputs have equal extents, and batch items are indexed separately.
+    The k coordinates of a slice are indices along axes b to b + k - 1 of `data`; negative ones count from the end. The
+    output is [*indices.shape[:-1], *data.shape[b + k :]]. ModelError or FeedError for coordinates out of range.
     """
 
     agreeing = True

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from lathe.core.errors import UnsupportedError
-from lathe.core.ir.dim import symbol
-from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.dim import Dim, SymDim, is_data_dependent, symbol, symbols
+from lathe.core.ir.graph import Array, Graph, Value
 from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ir.verify import verify
 from lathe.core.ops.opdef.inference import forget_types, infer_graph
@@ -38,15 +38,56 @@ def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
 def with_constants(graph: Graph, values: Mapping[str, Array]) -> Graph:
     """A copy of `graph` in which the inputs named in `values` are constants with copies of these arrays.
 
-    Other names are ignored. All types are inferred again. ModelError if a node does not accept the values.
+    Symbols of their shapes become the arrays' extents, if no other input shows them. The same holds for extents that
+    follow from the values, and which attributes may name. Other names are ignored. All types are inferred again.
+    ModelError if a node does not accept the values.
     """
-    copy = graph.clone()
+    copy = graph.clone(_extents_by_symbol(graph, values))
     for value in [value for value in copy.inputs if value.name in values]:
         copy.inputs.remove(value)
         copy.constants[value] = array = np.array(values[value.name])
         array.setflags(write=False)
         value.type = TensorType(DType.from_numpy(array.dtype), array.shape)
-    return _infer_again(copy, "giving inputs their values")
+    copy = _infer_again(copy, "giving inputs their values")
+    decided = _decided_extents(graph, copy)
+    return _infer_again(copy.clone(decided), "giving extents their values") if decided else copy
+
+
+def _decided_extents(graph: Graph, copy: Graph) -> dict[str, Dim]:
+    """The numbers in the types of `copy`, a copy of `graph`, by the data-dependent symbols in their place."""
+    found: dict[str, Dim] = {}
+    for before, after in zip(graph.nodes, copy.nodes, strict=True):
+        for old, new in zip(before.outputs, after.outputs, strict=True):
+            pairs = zip(_dims(old), _dims(new), strict=False)
+            found |= {
+                str(dim): extent for dim, extent in pairs if isinstance(extent, int) and _is_data_dependent_symbol(dim)
+            }
+    return found
+
+
+def _is_data_dependent_symbol(dim: Dim) -> bool:
+    return isinstance(dim, SymDim) and is_data_dependent(dim) and dim == symbol(str(dim))
+
+
+def _dims(value: Value) -> tuple[Dim, ...]:
+    return value.type.shape or () if isinstance(value.type, TensorType) else ()
+
+
+def _extents_by_symbol(graph: Graph, values: Mapping[str, Array]) -> dict[str, Dim]:
+    """The extents of the arrays, by the symbols that the inputs' types have in their place.
+
+    Without symbols that other inputs have as well: each run shows these. They may stand for different extents here,
+    where inputs only share a name of their first dimension.
+    """
+    shown = {
+        name for value in graph.inputs if value.name not in values for dim in _dims(value) for name in symbols(dim)
+    }
+    found: dict[str, Dim] = {}
+    for value in graph.inputs:
+        if value.name in values:
+            pairs = zip(_dims(value), values[value.name].shape, strict=False)
+            found |= {str(dim): extent for dim, extent in pairs if isinstance(dim, SymDim) and dim == symbol(str(dim))}
+    return {name: extent for name, extent in found.items() if name not in shown}
 
 
 def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:

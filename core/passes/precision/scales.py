@@ -38,7 +38,11 @@ class Dequantized:
         return all(bool(a.reshape(()) == b.reshape(())) for a, b in pairs)
 
     def again(self, editor: Editor, anchor: Node, whole: Value) -> Value:
-        """The output of a new DequantizeLinear before `anchor`: the integers `whole` by this scale and zero point."""
+        """Emit another DequantizeLinear before `anchor`, and return its output, (`whole` - zero) * scale.
+
+        The argument `whole` is an integer tensor in place of this object's; the output has its shape. Scale, zero point
+        and attributes are those of `node`.
+        """
         return editor.emit(anchor, "DequantizeLinear", whole, *self.node.inputs[1:], attrs=self.node.attrs)
 
 

@@ -73,9 +73,9 @@ def make_runner(
     """A runner with code and weights in memory, and with states at their initial values.
 
     `independent`: rows do not depend on each other, so that a batch may run in chunks. `held`: the weights, if they are
-    in memory already. `adopted`: states that are on the device already; they keep their values. `threads` and
-    `independent` matter only on the host, `max_batch` and `adopted` only on other devices. The caller closes the
-    result.
+    in memory already. `adopted`: by name, states in device memory that another runner owns and frees; they keep their
+    values. `threads` and `independent` matter only on the host, `max_batch` and `adopted` only on other devices. The
+    caller closes the result.
 
     DeviceMemoryError if a device has too little memory for batches of `max_batch`. ArtifactError if the object code
     cannot be loaded on this machine or device. UnsupportedError or DeviceLost if the device cannot be used.

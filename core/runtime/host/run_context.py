@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lathe.core.errors import Interrupted, SessionClosed
 from lathe.core.plan.plan import ARENA
-from lathe.core.runtime.host.memory import address_of, aligned_bytes
+from lathe.core.runtime.host.memory import address_of, aligned_bytes, bytes_with_room
 
 RUN_NUMBERS = count(1)  # unique, so that a thread's next run is never confused with the previous one
 
@@ -34,6 +34,7 @@ class Context:
     counters: NDArray[np.int64]
     arrays: NDArray[np.int64]  # addresses of the NumPy objects of inputs and outputs, where the driver finds elements
     arena: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    room: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # begins with the arena
     second: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     handle: ctypes.c_void_p = field(init=False)
     objects: memoryview = field(init=False)  # over `arrays`: twice as fast to write one word
@@ -50,10 +51,12 @@ class Context:
         self.objects = self.arrays.data
 
     def make_room(self, nbytes: int) -> None:
-        """Ensure an arena of at least `nbytes` bytes; a larger one replaces the old one, whose contents are lost."""
+        """Ensure an arena of at least `nbytes` bytes; growing may lose its contents."""
         if self.arena.nbytes < nbytes:
-            self.arena = aligned_bytes(nbytes)
-            self.bases[ARENA] = address_of(self.arena)
+            if self.room.nbytes < nbytes:
+                self.room = bytes_with_room(nbytes)
+                self.bases[ARENA] = address_of(self.room)
+            self.arena = self.room[:nbytes]
             self.views.clear()
 
     def show(self, n: int) -> None:

@@ -63,13 +63,13 @@ class Standardize(Step):
 
     kind: Literal["standardize"] = Field(
         default="standardize",
-        description="(x - mean) / deviation. There is one mean and one deviation per channel of images with channels, "
-        "per number of flat rows, and for all values of other rows.",
+        description="(x - mean) / deviation. Images with channels have a mean and a deviation for each channel. Flat "
+        "rows (one axis) have them for each number. All other rows have one mean and one deviation for all values.",
     )
     mean: _Numbers | None = Field(
         default=None,
-        description="A list of one number, or of one per channel or per number of a flat row; by default the means of "
-        "the training rows.",
+        description="A list of one number for all values, or of one number per channel or per number of a flat row; by "
+        "default the means of the training rows.",
     )
     deviation: _Numbers | None = Field(
         default=None,

@@ -92,7 +92,7 @@ def _settings(tables: list[Schema], definitions: Schema) -> Iterator[Key]:
         tag, field = _tag(table)
         for name, other in table["properties"].items():
             if name != tag:
-                meanings.setdefault(name, {}).setdefault(_meaning(other, definitions), []).append(_tag_value(field))
+                meanings.setdefault(name, {}).setdefault(_meaning(other, definitions), []).append(_label(tag, field))
     for name, by_table in meanings.items():
         yield Key(name, "", _joined(by_table))
 
@@ -105,6 +105,12 @@ def _joined(by_table: Mapping[str, Sequence[str]]) -> str:
     if len(by_table) == 1:
         return next(iter(by_table))
     return " ".join(f"{', '.join(f'`{tag}`' for tag in tags)}: {meaning}" for meaning, tags in by_table.items())
+
+
+def _label(tag: str, field: Schema) -> str:
+    """Return the value of a tag that names a kind of table; the tag with its value if that alone says nothing."""
+    value = _tag_value(field)
+    return f"{tag} = {value}" if value in ("true", '"..."') else value
 
 
 def _tag_value(field: Schema) -> str:

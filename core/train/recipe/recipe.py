@@ -94,8 +94,9 @@ class Data(Section):
     )
     shapes: dict[str, Sizes] = Field(
         default={},
-        description="Shape of a row by input, if it differs from the data: `[28, 28]` for 784 numbers. For an input of "
-        "sequences, the length to which they are padded or cut.",
+        description="Table from the name of an input to the shape of its rows, for inputs whose shape differs from the "
+        "data: `{x = [28, 28]}` for rows of 784 numbers. For an input of sequences, `{x = [100]}` is the length to "
+        "which they are padded or cut.",
     )
     image_size: Annotated[tuple[Pixels, Pixels], Field(strict=False)] | None = Field(
         default=None,
@@ -103,9 +104,10 @@ class Data(Section):
     )
     layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
         default={},
-        description="Image layout of an input's rows, `HW`, `CHW` or `HWC`, if the default does not fit: two axes are "
-        "`HW`; three are `CHW` if the first has length 1, 3 or 4, otherwise `HWC` if the last has. Image files are "
-        "`HWC`.",
+        description="Table from the name of an input to the image layout of its rows, `HW`, `CHW` or `HWC`, if the "
+        "default does not fit. By default image files are `HWC`, and rows with two axes `HW`. Rows with three axes are "
+        "`CHW` if the first axis has length 1, 3 or 4; otherwise `HWC` if the last axis has such a length. All other "
+        "rows are no images.",
     )
     target: str | None = Field(
         default=None,
@@ -117,14 +119,17 @@ class Data(Section):
         "integers as classes, and floating-point numbers as numbers.",
     )
     held_out: float = Field(
-        default=0.2, ge=0, lt=1, description="Share of the rows for the final test, unless the data have a test part."
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="Share of the rows for the final test. Ignored if the data have a test part.",
     )
     validation: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of the rows for validation after each epoch, unless the data have a validation part. "
-        "`stop` needs a share above 0 even then.",
+        description="Share of the rows for validation after each epoch. If the data have a validation part, the share "
+        "is ignored, but `stop` needs a share above 0 even then.",
     )
     stratified: bool = Field(
         default=True,
@@ -154,7 +159,9 @@ class ParentModel(Section):
     )
     trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
     head: Literal["keep", "replace"] = Field(
-        default="keep", description="`keep`; or `replace`: start with a new last layer, for other classes or targets."
+        default="keep",
+        description="Last layer of the model: `keep` trains the model's own further; `replace` starts with a new "
+        "layer, for other classes or targets.",
     )
 
 
@@ -287,13 +294,13 @@ class Recipe(Section):
         gt=0,
         lt=1,
         description="Decay of exponential running averages of the weights, such as 0.999. The averages are validated, "
-        "and become the result.",
+        "and become the result. By default there are no averages.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that matrix products of at least "
-        "32 rows and an even depth multiply in training. Weights, sums and convolutions stay float32. `float16` uses "
-        "loss scaling and skips updates whose gradients overflow.",
+        description="Mixed precision: `float32`, `bfloat16` or `float16`. In training, matrix products of at least 32 "
+        "rows and an even depth round their factors to this type. Weights, sums and convolutions stay float32. "
+        "`float16` uses loss scaling and skips updates whose gradients overflow.",
     )
     memory: int | None = Field(
         default=None,

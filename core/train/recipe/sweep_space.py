@@ -60,6 +60,19 @@ class Choices(Section):
         return value in self.choices
 
 
+class Latency(Section):
+    """A limit on the time of a run of the trained model, on one thread of this machine."""
+
+    limit_ms: float = Field(gt=0, description="Most milliseconds of a run.")
+    batch: int = Field(default=1, ge=1, le=1 << 12, description="Rows of a run.")
+    finalists: int = Field(
+        default=3, ge=1, le=32, description="Number of the best trials within the limit that train with further seeds."
+    )
+    seeds: int = Field(
+        default=3, ge=1, le=16, description="Further trainings of each finalist, with seeds after that of the recipe."
+    )
+
+
 class Sweep(Section):
     """A search for the settings that are best on validation rows.
 
@@ -82,6 +95,9 @@ class Sweep(Section):
     )
     patience: int = Field(default=3, ge=0, description="Epochs before a trial can be pruned (`median`).")
     seed: Seed = Field(default=0, description="Seed of the sampler.")
+    latency: Latency | None = Field(
+        default=None, description="Limit on the time of a run. Trials that are predicted to exceed it are not trained."
+    )
 
     @field_validator("recipe")
     @classmethod
@@ -100,6 +116,15 @@ class Sweep(Section):
         for path, span in self.space.items():
             for value in span.examples:
                 self._check_value(path, value)
+        return self
+
+    @model_validator(mode="after")
+    def _check_latency(self) -> Self:
+        if self.latency is not None:
+            tables = {*self.recipe, *(path.partition(".")[0] for path in self.space)}
+            if compressing := tables & {"quantize", "prune"}:
+                table = min(compressing)
+                raise ValueError(f"latency: expected no table `{table}`: untrained models tell nothing about its times")
         return self
 
     def _check_value(self, path: str, value: Any) -> None:

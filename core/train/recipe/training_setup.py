@@ -100,6 +100,15 @@ def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
     return plan(recipe.preprocess, examples, split_of(recipe.data, examples).train), _output_name(examples)
 
 
+def untrained_model(recipe: Recipe, dataset: Dataset) -> Graph:
+    """The model that a training of `recipe` would serve, with its initial weights; the recipe names an architecture.
+
+    RecipeError, DataError or ModelError if recipe and data do not fit together.
+    """
+    examples = examples_for(recipe.data, dataset, cast=not recipe.preprocess)
+    return _model(recipe, examples, split_of(recipe.data, examples).train, None)
+
+
 def set_up_training(
     recipe: Recipe,
     dataset: Dataset,

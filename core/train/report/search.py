@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +12,7 @@ from lathe.core.drawing import charts
 from lathe.core.drawing.charts import Axis, Line, figure, table
 
 _ROWS = 200  # most trials in the table
+_TIMES = "predicted_ms", "measured_ms"
 _CURVES = 5  # most trials whose curves are drawn
 
 Trials = Sequence[Mapping[str, Any]]  # of metrics.json: trial, state, merit, values
@@ -30,10 +32,42 @@ def search_section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, 
     parts = [f'<div class="plots">{"".join(plots)}</div>']
     if importance:
         parts.append(figure("Importance of settings", table(("setting", "share"), importance)))
+    if "latency" in search:
+        parts += _latency(search["latency"])
     left_out = len(trials) - _ROWS
     title = f"The best {_ROWS} of {len(trials)} trials" if left_out > 0 else f"{len(trials)} trials"
     parts.append(figure(title, _table(trials[:_ROWS])))
     return "\n".join(parts)
+
+
+def _latency(latency: Mapping[str, Any]) -> list[str]:
+    """The choice among the finalists, the measured trials, and the candidates that the prediction is fitted to."""
+    finalists = [
+        (
+            f"{each['trial']}" + (" (chosen)" if each["trial"] == latency["chosen"] else ""),
+            _number(each["predicted_ms"]),
+            _number(each["measured_ms"]),
+            _number(each["mean"]),
+            _number(each["deviation"]),
+            ", ".join([*map(charts.format_number, each["merits"]), *each["errors"]]),
+        )
+        for each in latency["finalists"]
+    ]
+    times = ("predicted, ms", "measured, ms")
+    measured = [(f"{each['trial']}", *(_number(each[key]) for key in _TIMES)) for each in latency["measured"]]
+    fitted = [tuple(_number(each[key]) for key in _TIMES) for each in latency["calibration"]]
+    error = latency["prediction"]["error"]
+    limit = f"at most {latency['limit_ms']:g} ms for {latency['batch']} rows on one thread"
+    return [
+        figure(f"Finalists: {limit}", table(("trial", *times, "mean merit", "deviation", "merits by seed"), finalists)),
+        f"<p>{escape(latency['reason'])}.</p>",
+        figure("Measured trials", table(("trial", *times), measured)),
+        figure(f"Candidates that predictions are fitted to (median error {error:.0%})", table(times, fitted)),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else charts.format_number(value)
 
 
 def _rank(trial: Mapping[str, Any]) -> tuple[bool, float, int]:

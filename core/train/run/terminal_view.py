@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+_UNTRAINED = "skipped", "repeated"  # states of trials (trials.py) that count among no number of trials
+
 _HEIGHT = 8  # lines per curve
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -50,13 +52,18 @@ class SearchProgress:
 
     @property
     def place(self) -> str:
-        return f"trial {len(self.trials)}/{self.total}"
+        return f"trial {self.ended}/{self.total}"
+
+    @property
+    def ended(self) -> int:
+        """The number of trials that have ended, without those that were never trained."""
+        return sum(trial["state"] not in _UNTRAINED for trial in self.trials.values())
 
     @property
     def outcome(self) -> str:
-        """In one line, the number of pruned and of failed trials, and the best trial so far with its merit."""
+        """In one line, the numbers of trials that are not complete, and the best trial so far with its merit."""
         states = [trial["state"] for trial in self.trials.values()]
-        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
+        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed", *_UNTRAINED) if state in states]
         complete = [
             trial for trial in self.trials.values() if trial["state"] == "complete" and trial["merit"] is not None
         ]
@@ -67,7 +74,7 @@ class SearchProgress:
 
     def see(self, values: Mapping[str, Any]) -> None:
         self.trials[values["trial"]] = values
-        self.pace.note(len(self.trials), values["seconds"])
+        self.pace.note(self.ended, values["seconds"])
 
 
 def trial_line(values: Mapping[str, Any]) -> str:
@@ -180,7 +187,7 @@ class TrainingView:
     def render(self) -> RenderableType:
         standing = self.standing
         if tried := standing.search:
-            bar = ProgressBar(total=max(tried.total, 1), completed=len(tried.trials))
+            bar = ProgressBar(total=max(tried.total, 1), completed=tried.ended)
             return Group(_line(tried.place, bar, eta(tried.pace.remaining(tried.total))), _text(tried.outcome))
         if stage := standing.stage:
             bar = ProgressBar(total=stage.total or None, completed=stage.ended, pulse=not stage.ended)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from lathe.core.errors import LatheError
 from lathe.core.exit_status import ExitStatus
 from lathe.core.runtime.host import child_python
 from lathe.core.train.recipe.training_setup import Resources
@@ -25,7 +26,8 @@ from lathe.core.train.run.work_folder import RECIPE
 
 FOLDER, RECORD = "trials", "trial.json"
 
-State: TypeAlias = Literal["running", "complete", "pruned", "failed"]
+State: TypeAlias = Literal["running", "complete", "pruned", "failed", "skipped", "repeated"]
+UNTRAINED: tuple[State, ...] = ("skipped", "repeated")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class TrialRecord:
     """The persistent record of a trial.
 
     `merit` is the validation metric of the trial's best epoch, the accuracy or -loss, so higher is better. It is None
-    before the trial has ended, and without validated epochs.
+    before the trial has ended, and without validated epochs. A trial is skipped, and never trained, if the time of
+    a run exceeds the search's latency limit. It is repeated, and not trained again, if an earlier trial has
+    the same model and the same settings in effect.
     """
 
     number: int
@@ -41,6 +45,9 @@ class TrialRecord:
     state: State = "running"
     merits: Mapping[int, float] | None = None  # by epoch, once the trial has ended
     error: str = ""
+    predicted_ms: float | None = None  # of a run, in a search with a latency limit
+    measured_ms: float | None = None  # without training, if the prediction alone could not tell
+    digest: str = ""  # of the model and the settings in effect, if the search compares them
 
     @property
     def merit(self) -> float | None:
@@ -55,12 +62,17 @@ def trial_records(folder: Path) -> Iterator[TrialRecord]:
     """The records of the trials in a search's folder, by number."""
     folders = (folder / FOLDER).iterdir() if (folder / FOLDER).is_dir() else ()
     for path in sorted(folders, key=lambda path: int(path.name)):
-        if (path / RECORD).exists():  # missing if the search was killed before the trial began
-            record = json.loads((path / RECORD).read_bytes())
-            merits = record.pop("merits")
-            yield TrialRecord(
-                **record, merits={int(epoch): merit for epoch, merit in merits.items()} if merits else None
-            )
+        if (record := read_record(path)) is not None:
+            yield record
+
+
+def read_record(folder: Path) -> TrialRecord | None:
+    """The record in the folder of a trial; None if the search was killed before the trial began."""
+    if not (folder / RECORD).exists():
+        return None
+    record = json.loads((folder / RECORD).read_bytes())
+    merits = record.pop("merits")
+    return TrialRecord(**record, merits={int(epoch): merit for epoch, merit in merits.items()} if merits else None)
 
 
 class Trial:
@@ -129,6 +141,13 @@ class Trial:
             return "complete", ""
         errors = [event.values["error"] for event in events.read(self.folder) if event.kind == "failed"]
         return "failed", errors[-1] if errors else f"ended with exit status {self.status}"
+
+    def check_end(self) -> None:
+        """Check why an ended process ended: OSError if the disk was full, LatheError if SIGTERM ended it."""
+        if self.is_out_of_space:
+            raise OSError(28, "no space left on device")
+        if self.was_stopped:
+            raise LatheError(f"trial {self.record.number} was stopped from outside the search")
 
     @property
     def was_stopped(self) -> bool:

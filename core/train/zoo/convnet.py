@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lathe import nn
 from lathe.core.train.zoo.settings import (
+    AFTER_LAYERS,
     ActivationName,
     InputLayer,
     Probability,
@@ -34,29 +35,32 @@ class ConvNet(Settings):
         "convnet", description="Stages of convolutional blocks, for images and for searches over architectures."
     )
     stages: Annotated[int, Field(ge=1, le=_MAX_STAGES)] | None = Field(
-        None, description="Number of stages, of which the first ones are built; by default all `channels`."
+        None,
+        description="Number of stages, for which the first entries of `channels` are used; by default all entries.",
     )
     channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=_MAX_STAGES)] = Field(
         (16, 32), strict=False, description="Channels of each stage."
     )
     kernels: Annotated[tuple[Kernel, ...], Field(min_length=1, max_length=_MAX_STAGES)] = Field(
-        (3,), strict=False, description="Odd kernel size of each stage; the last one counts for further stages."
+        (3,), strict=False, description="Odd kernel size of each stage; a shorter list is extended by its last size."
     )
     depth: int = Field(1, ge=1, le=16, description="Blocks in each stage.")
     block: Literal["plain", "separable", "inverted"] = Field(
         "plain",
-        description="Block: a convolution; a depthwise one and a 1 x 1 one; or an inverted bottleneck. "
-        "The very first block is a convolution.",
+        description="Kind of all blocks but the first, which is `plain`: `plain` is a convolution, `separable` a "
+        "depthwise and a 1 x 1 convolution, `inverted` an inverted bottleneck.",
     )
     expansion: int = Field(2, ge=1, le=8, description="Factor of the channels within inverted bottlenecks.")
     pool: Literal["max", "average", "stride"] = Field(
-        "max", description="How stages halve the image: pooling of 2 x 2 pixels, or convolutions of stride 2."
+        "max",
+        description="How the image is halved between stages: `max` or `average` pooling of 2 x 2 pixels, or `stride`, "
+        "a convolution of stride 2.",
     )
     head: Literal["mean", "flatten"] = Field(
-        "mean", description="Input of the linear layers: `mean` of each channel, or `flatten`, all pixels."
+        "mean", description="Input of the linear layers: `mean`, one mean per channel; or `flatten`, all pixels."
     )
     hidden: int = Field(0, ge=0, le=65536, description="Width of the hidden layer before the last one; 0: none.")
-    activation: ActivationName = Field("relu", description="Activation after each layer but the last.")
+    activation: ActivationName = Field("relu", description=AFTER_LAYERS)
     dropout: Probability = Field(0.0, description="Dropout probability before the last layer.")
 
     @model_validator(mode="after")

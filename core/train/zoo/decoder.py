@@ -33,7 +33,7 @@ class Decoder(Settings):
         None,
         ge=1,
         le=256,
-        description="Heads of keys and values, a divisor of `heads`, which is the default; llama.",
+        description="Heads of keys and values, only for `llama`: a divisor of `heads`; by default equal to `heads`.",
     )
     feedforward: Width | None = Field(
         None, description="Hidden width of each network; by default 8/3 of the width for llama, 4 times it for gpt2."

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lathe import nn
 from lathe.core.train.zoo.settings import (
+    AFTER_LAYERS,
     ActivationName,
     InputLayer,
     Probability,
@@ -33,8 +34,8 @@ class LeNet5(Settings):
     )
     channels: tuple[Width, Width] = Field((6, 16), strict=False, description="Channels of the two convolutions.")
     hidden: tuple[Width, ...] = Field((120, 84), strict=False, description="Widths of the hidden layers.")
-    activation: ActivationName = Field("relu", description="Activation after each layer but the last.")
-    pool: Literal["max", "average"] = Field("max", description="Pooling of 2 x 2 pixels.")
+    activation: ActivationName = Field("relu", description=AFTER_LAYERS)
+    pool: Literal["max", "average"] = Field("max", description="Pooling of 2 x 2 pixels: `max` or `average`.")
     dropout: Probability = Field(0.0, description="Dropout probability after each hidden layer.")
 
     def module(self, row: Row, outputs: int) -> nn.Module:

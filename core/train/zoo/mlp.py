@@ -9,6 +9,7 @@ from pydantic import Field
 
 from lathe import nn
 from lathe.core.train.zoo.settings import (
+    AFTER_LAYERS,
     ActivationName,
     InputLayer,
     Probability,
@@ -26,7 +27,7 @@ class MLP(Settings):
 
     architecture: Literal["mlp"] = Field("mlp", description="Multi-layer perceptron, for rows of numbers.")
     hidden: tuple[Width, ...] = Field((128, 64), strict=False, description="Widths of the hidden layers.")
-    activation: ActivationName = Field("relu", description="Activation after each layer but the last.")
+    activation: ActivationName = Field("relu", description=AFTER_LAYERS)
     dropout: Probability = Field(0.0, description="Dropout probability after each hidden layer.")
     batch_norm: bool = Field(False, description="Whether batch normalization follows each hidden layer.")
 

@@ -14,6 +14,7 @@ from lathe.core.section import Section
 Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 ActivationName: TypeAlias = Literal["relu", "gelu", "silu", "tanh"]
+AFTER_LAYERS = "Activation after each layer but the last: `relu`, `gelu`, `silu` or `tanh`."  # meaning of a setting
 
 
 class Row(Protocol):

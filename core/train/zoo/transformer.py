@@ -31,11 +31,14 @@ class TransformerEncoder(Settings):
     feedforward: Width = Field(128, description="Hidden width of the feed-forward network in each encoder layer.")
     dropout: Probability = Field(0.1, description="Dropout probability in each encoder layer.")
     activation: Literal["relu", "gelu", "silu", "tanh"] = Field(
-        "gelu", description="Activation of the feed-forward networks."
+        "gelu", description="Activation of the feed-forward networks: `relu`, `gelu`, `silu` or `tanh`."
     )
     vocabulary: Width | None = Field(None, description="Number of different tokens; required for tokens.")
     padding: int | None = Field(
-        None, ge=0, description="Token that is masked as padding. Short sequences of a dataset are padded with 0."
+        None,
+        ge=0,
+        description="Number of the token that is masked as padding. By default no token is masked. Short sequences of "
+        "a dataset are padded with 0.",
     )
 
     @model_validator(mode="after")

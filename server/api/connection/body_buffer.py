@@ -20,7 +20,10 @@ class BodyBuffer:
         self._claim = claim
 
     def add(self, part: bytes) -> None:
-        """Keep a part of the body; Overloaded if the server or the client holds too many bytes."""
+        """Append a part of the body, and count its bytes.
+
+        Overloaded, without appending it, if the server or the client would then hold more bytes than the ledger allows.
+        """
         self._claim.add(len(part))
         self._bytes += part
 

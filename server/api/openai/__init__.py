@@ -1,1 +1,1 @@
-"""The routes of OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."""
+"""OpenAI's API below /v1: models, chat/completions, completions, embeddings; and rerank, as Jina's."""

@@ -9,10 +9,11 @@ from typing import Any
 from lathe.core.language.generation.request import End, Progress
 from lathe.core.language.sampling import Choice
 from lathe.server.api.openai.answer import TextAnswer
+from lathe.server.api.openai.token_text import token_text
 from lathe.server.api.openai.tool_calls import ToolCallParser
 from lathe.server.generation.texts import Texts
 
-TokenText = Callable[[int], str]
+BytesOf = Callable[[int], bytes]
 
 
 class ChatAnswer(TextAnswer):
@@ -28,12 +29,12 @@ class ChatAnswer(TextAnswer):
         count: int,
         streams: bool,
         with_usage: bool,
-        token_text: TokenText | None,
+        token_bytes: BytesOf | None,
         with_tools: bool,
     ) -> None:
-        """`count`: of the texts. `token_text` is given if log-probabilities are wanted."""
+        """`count`: of the texts. `token_bytes` is given if log-probabilities are wanted."""
         super().__init__(texts, model, streams=streams, with_usage=with_usage)
-        self._token_text = token_text
+        self._token_bytes = token_bytes
         self._count = count
         self._contents: dict[int, str] = defaultdict(str)
         self._tokens: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -46,11 +47,11 @@ class ChatAnswer(TextAnswer):
 
     def choices_of(self, index: int, part: Progress) -> Iterator[dict[str, Any]]:
         content, calls = self._split(index, part)
-        tokens = [self._logprob(choice) for choice in part.choices] if self._token_text is not None else []
+        tokens = [self._logprob(choice) for choice in part.choices] if self._token_bytes is not None else []
         self._contents[index] += content
         self._tokens[index] += tokens
         if content or tokens:
-            yield _chunk(index, {"content": content}, tokens if self._token_text is not None else None)
+            yield _chunk(index, {"content": content}, tokens if self._token_bytes is not None else None)
         for call in calls:
             yield _chunk(index, {"tool_calls": [{"index": len(self._calls[index]), **call}]})
             self._calls[index].append(call)
@@ -72,7 +73,7 @@ class ChatAnswer(TextAnswer):
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
-        tokens = {"content": self._tokens[index], "refusal": None} if self._token_text is not None else None
+        tokens = {"content": self._tokens[index], "refusal": None} if self._token_bytes is not None else None
         reason = self._finish_reason(index, self._ends[index])
         return {"index": index, "message": message, "logprobs": tokens, "finish_reason": reason}
 
@@ -85,9 +86,9 @@ class ChatAnswer(TextAnswer):
         return {**self._entry(choice.token, choice.logprob), "top_logprobs": best}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self._token_text is not None
-        text = self._token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        assert self._token_bytes is not None
+        content = self._token_bytes(token)
+        return {"token": token_text(content), "logprob": logprob, "bytes": list(content)}
 
 
 def _chunk(

@@ -12,16 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lathe.server.api.openai.connected import while_connected
+from lathe.server.api.openai.item_results import item_results, specs_text, text_column, token_total
 from lathe.server.api.openai.schemas import EmbeddingRequest
 from lathe.server.api.openai.text_response import send_json
 from lathe.server.errors import BadRequest, Internal
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
 from lathe.server.types import Array, Tensors
-
-# Texts of one request in the model's queue: enough for full batches; other requests get their turn.
-_MOST_IN_FLIGHT = 64
-_TOKENS = "tokens"  # the output with the numbers of tokens, for `usage`
 
 
 class EmbeddingAnswer(Response):
@@ -44,30 +41,10 @@ class EmbeddingAnswer(Response):
         await while_connected(self._send(send), receive)
 
     async def _send(self, send: Send) -> None:
-        try:
-            results = await self._results()
-        except ExceptionGroup as group:  # the first error has cancelled the other texts
-            raise group.exceptions[0] from None
+        items: list[Tensors] = [{self._input: text_column(text)} for text in self._asked.texts]
+        results = await item_results(self._plane, self._servable, self._client, items, "input")
         body = await asyncio.to_thread(self._body, results)  # a long list takes long
         await send_json(send, body)
-
-    async def _results(self) -> list[Tensors]:
-        """The model's outputs for each text. ExceptionGroup if a text fails."""
-        places = asyncio.Semaphore(_MOST_IN_FLIGHT)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._result(*each, places)) for each in enumerate(self._asked.texts)]
-        return [task.result() for task in tasks]
-
-    async def _result(self, index: int, text: str, places: asyncio.Semaphore) -> Tensors:
-        servable = self._servable
-        content = text.encode()
-        inputs: Tensors = {self._input: np.array([[content]], np.object_)}
-        group, size = servable.signature.group_of(inputs), len(content)
-        async with places:
-            try:
-                return await self._plane.execute(servable, inputs, group, None, client=self._client, text=size)
-            except BadRequest as error:
-                raise BadRequest(f"input {index}: {error}") from error
 
     def _body(self, results: list[Tensors]) -> bytes:
         vectors = [self._vector(outputs) for outputs in results]
@@ -75,7 +52,7 @@ class EmbeddingAnswer(Response):
             items: list[Any] = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         else:
             items = vectors
-        tokens = sum(int(outputs[_TOKENS].sum()) for outputs in results if _TOKENS in outputs)
+        tokens = token_total(results)
         content = {
             "object": "list",
             "data": [{"object": "embedding", "index": index, "embedding": item} for index, item in enumerate(items)],
@@ -105,10 +82,6 @@ def _ends(servable: Servable) -> tuple[str, str]:
     if len(inputs) != 1 or len(texts) != 1 or len(vectors) != 1:
         raise BadRequest(
             f"model: expected one that makes an output FP32 [n, d] of one input BYTES [n, 1]; {servable.ref.name!r} "
-            f"has {_texts_of(inputs)} and {_texts_of(outputs)}"
+            f"has {specs_text(inputs)} and {specs_text(outputs)}"
         )
     return texts[0], vectors[0]
-
-
-def _texts_of(specs: Any) -> str:
-    return ", ".join(f"{spec.name} {spec.text}" for spec in list(specs.values())[:5])

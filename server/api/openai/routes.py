@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API for models, texts, chats and embeddings, and Triton's `generate`."""
+"""The routes of OpenAI's API for models, texts, chats, embeddings and rankings, and Triton's `generate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from lathe.core.errors import LatheError
+from lathe.core.errors import GrammarError, LatheError
 from lathe.core.language.generation.request import GenerationRequest
 from lathe.server.access.authority import Caller
 from lathe.server.access.scopes import Scope
@@ -18,13 +18,16 @@ from lathe.server.api.openai.chat import ChatAnswer
 from lathe.server.api.openai.completions import CompletionAnswer
 from lathe.server.api.openai.embeddings import EmbeddingAnswer
 from lathe.server.api.openai.generate import GenerateAnswer
+from lathe.server.api.openai.rerank import RerankAnswer
 from lathe.server.api.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     GenerateRequest,
     Message,
+    RerankRequest,
     TextRequest,
+    TextSettings,
 )
 from lathe.server.api.openai.tool_calls import BEGIN
 from lathe.server.backends.language import TextModel
@@ -52,6 +55,10 @@ _GENERATED: dict[bool, dict[int | str, dict[str, Any]]] = {
 _EMBEDDINGS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The embeddings.", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
+_RANKING: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The documents, the best first.",
+          "content": {"application/json": {"schema": {"type": "object"}}}}
+}  # fmt: skip
 
 
 def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
@@ -75,6 +82,12 @@ def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
         """Return the embeddings of texts."""
         servable, client = _route(plane, request, *_model_and_version(asked.model))
         return EmbeddingAnswer(plane, servable, client, asked)
+
+    @routes.post("/rerank", responses=_RANKING, response_class=Response)
+    async def rerank(request: Request, asked: RerankRequest) -> Response:
+        """Order documents by their relevance to a query."""
+        servable, client = _route(plane, request, *_model_and_version(asked.model))
+        return RerankAnswer(plane, servable, client, asked)
 
     return routes
 
@@ -141,15 +154,15 @@ class _Service:
             raise BadRequest("top_logprobs: expected logprobs to be true with it")
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
-        texts = await self._texts(servable, client, adapter, asked, [tokens], limit, logprobs)
+        texts = await self._texts(request, servable, client, adapter, asked, [tokens], limit, logprobs)
         return ChatAnswer(
             texts,
             asked.model,
             count=asked.choice_count,
             streams=bool(asked.stream),
             with_usage=asked.wants_usage,
-            token_text=_token_text(generator) if asked.logprobs else None,
-            with_tools=bool(tools) and BEGIN in generator.chat_template.source,
+            token_bytes=generator.token_bytes if asked.logprobs else None,
+            with_tools=asked.must_call or (bool(tools) and BEGIN in generator.chat_template.source),
         )
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
@@ -165,7 +178,7 @@ class _Service:
         if (count := len(prompts) * asked.choice_count) > _MOST_PROMPTS:
             raise BadRequest(f"n: expected at most {_MOST_PROMPTS} texts for all prompts, got {count}")
         encoded = await _on_thread(lambda: [_encode(generator, prompt) for prompt in prompts])
-        texts = await self._texts(servable, client, adapter, asked, encoded, asked.max_tokens, asked.logprobs)
+        texts = await self._texts(request, servable, client, adapter, asked, encoded, asked.max_tokens, asked.logprobs)
         return CompletionAnswer(
             texts,
             asked.model,
@@ -173,7 +186,7 @@ class _Service:
             echoes=[_echo(generator, prompt) if asked.echo else "" for prompt in prompts],
             streams=bool(asked.stream),
             with_usage=asked.wants_usage,
-            token_text=_token_text(generator) if asked.logprobs is not None else None,
+            token_bytes=generator.token_bytes if asked.logprobs is not None else None,
         )
 
     async def generate(
@@ -187,9 +200,16 @@ class _Service:
         ends = frozenset() if settings.ignore_eos else generator.end_tokens
         (sampling,) = settings.sampling(None)
         wanted = GenerationRequest(
-            prompt, sampling, settings.max_tokens, settings.stops, ends, client=client, adapter=adapter
+            prompt,
+            sampling,
+            settings.max_tokens,
+            settings.stops,
+            ends,
+            priority=_priority(servable, settings),
+            client=client,
+            adapter=adapter,
         )
-        texts = Texts(servable, [wanted], self._book.of(servable.ref))
+        texts = self._begin(request, servable, [wanted])
         prefix = "" if asked.exclude_input_in_output else asked.text_input
         return GenerateAnswer(texts, asked.id, prefix, streams=streams)
 
@@ -201,6 +221,7 @@ class _Service:
 
     async def _texts(
         self,
+        request: Request,
         servable: Servable,
         client: str,
         adapter: int,
@@ -221,6 +242,7 @@ class _Service:
                 limit,
                 asked.stops,
                 ends,
+                priority=_priority(servable, asked),
                 client=client,
                 constraint=None if constraint is None else constraint.copy(),
                 adapter=adapter,
@@ -228,13 +250,24 @@ class _Service:
             for prompt in prompts
             for sampling in asked.sampling(logprobs, asked.choice_count)
         ]
-        return Texts(servable, requests, self._book.of(servable.ref))
+        return self._begin(request, servable, requests)
+
+    def _begin(self, request: Request, servable: Servable, requests: Sequence[GenerationRequest]) -> Texts:
+        """The texts of a request, traced if the server traces."""
+        tracing, traceparent = self._plane.tracing, request.headers.get("traceparent", "")
+        trace = tracing.watch_texts(servable.ref, traceparent) if tracing is not None else None
+        return Texts(servable, requests, self._book.of(servable.ref), trace)
 
 
 def _route(plane: DataPlane, request: Request, model: str, version: str) -> tuple[Servable, str]:
     """The servable of the model in a request, and the client. Raises as `DataPlane.route`."""
     authorization, address = request.headers.get("authorization", ""), client_address(request.scope)
     return plane.route(model, version, key="", authorization=authorization, address=address)
+
+
+def _priority(servable: Servable, asked: TextSettings) -> int:
+    """The priority in the engine, where more is higher: levels count from 1, the highest."""
+    return -servable.batcher.policy.level(asked.priority or 0)
 
 
 def _text_servables(servables: Iterable[Servable]) -> Iterable[Servable]:
@@ -307,12 +340,17 @@ async def _on_thread(work: Callable[[], Any]) -> Any:
 
 
 async def _constraint(generator: TextGenerator, asked: TextRequest) -> Constraint | None:
-    """The constraint at the start of the texts; None if they may be any. Raises BadRequest for a bad schema."""
-    grammar = asked.response_format.grammar if asked.response_format is not None else None
-    if grammar is None:
+    """The constraint at the start of the texts; None if they may be any. Raises BadRequest for a bad grammar."""
+    named = asked.named_grammar()
+    if named is None:
         return None
-    found: Constraint = await _on_thread(lambda: generator.grammars.constraint(grammar))
-    return found
+    field, grammar = named
+    try:
+        return await asyncio.to_thread(lambda: generator.grammars.constraint(grammar))
+    except GrammarError as error:
+        raise BadRequest(f"{field}: {error}") from error
+    except LatheError as error:
+        raise as_server_error(error) from error
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -342,7 +380,3 @@ def _encode(generator: TextGenerator, prompt: str | list[int]) -> tuple[int, ...
 
 def _echo(generator: TextGenerator, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else generator.tokenizer.decode(prompt)
-
-
-def _token_text(generator: TextGenerator) -> Callable[[int], str]:
-    return lambda token: generator.tokenizer.decode([token], special=True)

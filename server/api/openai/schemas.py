@@ -5,13 +5,15 @@ Unknown fields are errors; fields without a meaning here are accepted and ignore
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from lathe.core.language.constraint import Grammar
 from lathe.core.language.sampling import SamplingSettings, random_seed, seed_of_choice
+from lathe.server.api.openai.body import Body
+from lathe.server.api.openai.constrained_output import ConstrainedOutput, NamedGrammar
+from lathe.server.api.openai.tool_grammar import tool_grammar
 from lathe.server.errors import BadRequest
 
 MOST_CHOICES = 16
@@ -23,46 +25,15 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Token = Annotated[int, Field(ge=0, strict=True)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = Field(default=False, description="Send a last event with the numbers of tokens.")
     include_obfuscation: bool = Field(default=False, description="Ignored.")
 
 
-class NamedSchema(_Body):
-    """A JSON schema."""
-
-    name: str | None = None
-    description: str | None = None
-    content: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(default=None, description="Ignored: texts always match the schema.")
-
-
-class ResponseFormat(_Body):
-    """The form of the text."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = Field(default=None, description="With the type `json_schema`.")
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """The grammar of the text; None for any text. Raises BadRequest for a type without its schema."""
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return Grammar("json_object")
-        if self.json_schema is None:
-            raise BadRequest("response_format: expected json_schema with the type json_schema")
-        return Grammar("json_schema", orjson.dumps(self.json_schema.content).decode())
-
-
-class TextSettings(_Body):
-    """How texts are generated. OpenAI's API lacks `top_k`, `min_p`, `repetition_penalty` and `ignore_eos`."""
+class TextSettings(Body):
+    """How texts are generated. OpenAI lacks `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority`."""
 
     max_tokens: int | None = Field(default=None, ge=1, description="At most this many tokens for each text.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0: the likeliest token. Default: 1.")
@@ -80,6 +51,9 @@ class TextSettings(_Body):
     )
     seed: int | None = Field(default=None, description="The same seed gives the same texts, whatever else runs.")
     ignore_eos: bool = Field(default=False, description="Do not end at the model's end tokens.")
+    priority: int | None = Field(
+        default=None, ge=0, description="1 is the highest of the levels in the model's `config.toml`."
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -107,7 +81,7 @@ class TextSettings(_Body):
         ]
 
 
-class TextRequest(TextSettings):
+class TextRequest(ConstrainedOutput, TextSettings):
     """The fields that chats and completions share."""
 
     model: str = Field(
@@ -115,7 +89,6 @@ class TextRequest(TextSettings):
         max_length=300,
     )
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
-    response_format: ResponseFormat | None = None
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="Ignored.")
@@ -172,21 +145,21 @@ def _default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-class TextContent(_Body):
+class TextContent(Body):
     """A part of a message."""
 
     type: Literal["text"] = Field(description="Only texts are supported.")
     text: str
 
 
-class Function(_Body):
+class Function(Body):
     """A call of a function."""
 
     name: str
     arguments: str = ""
 
 
-class ToolCall(_Body):
+class ToolCall(Body):
     """A call of a tool in an earlier answer."""
 
     id: str = ""
@@ -194,7 +167,7 @@ class ToolCall(_Body):
     function: Function
 
 
-class Message(_Body):
+class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -205,11 +178,24 @@ class Message(_Body):
     refusal: str | None = None
 
 
-class FunctionTool(_Body):
+class FunctionTool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: dict[str, Any] = Field(description="Its `name`, `description` and `parameters`, a JSON schema.")
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that the model has to call."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(TextRequest):
@@ -220,15 +206,39 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = Field(default=None, description="Return the log-probabilities of the tokens.")
     top_logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOGPROBS, description="Alternatives per token.")
     tools: list[FunctionTool] | None = Field(default=None, description="Tools, which the model's template shows it.")
-    tool_choice: Literal["none", "auto"] | None = Field(default=None, description="Other choices are not supported.")
-    parallel_tool_calls: bool | None = Field(default=None, description="Ignored.")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        default=None, description="`required`, or a tool: the text is a call whose arguments match the tool's schema."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="False: one call only, where `tool_choice` is `required`. Otherwise ignored."
+    )
     reasoning_effort: str | None = Field(default=None, description="Ignored.")
     verbosity: str | None = Field(default=None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Further names of the template.")
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the text has to be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
-class EmbeddingRequest(_Body):
+    def _named_grammars(self) -> Iterator[NamedGrammar]:
+        yield from super()._named_grammars()
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            yield NamedGrammar("tools", tool_grammar([self._function(self.tool_choice.function.name)], several=False))
+        elif self.tool_choice == "required":
+            yield NamedGrammar("tools", tool_grammar(functions, several=self.parallel_tool_calls is not False))
+
+    def _function(self, name: str) -> dict[str, Any]:
+        """The function of the tool with this name. Raises BadRequest if there is none."""
+        for tool in self.tools or ():
+            if tool.function.get("name") == name:
+                return tool.function
+        raise BadRequest(f"tool_choice: expected the name of one of the tools, got {name[:80]!r}")
+
+
+class EmbeddingRequest(Body):
     """Texts whose embeddings are asked for."""
 
     model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
@@ -247,6 +257,28 @@ class EmbeddingRequest(_Body):
     def texts(self) -> list[str]:
         """The texts."""
         return [self.input] if isinstance(self.input, str) else self.input
+
+
+class TextDocument(Body):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Body):
+    """Documents that are ordered by their relevance to a query, as in the APIs of Jina, Cohere and vLLM."""
+
+    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    query: str
+    documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: int | None = Field(default=None, ge=1, description="Return the best ones only. Default: all.")
+    return_documents: bool = Field(default=True, description="Return the texts of the documents, too.")
+    user: str | None = Field(default=None, description="Ignored.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
 class CompletionRequest(TextRequest):

@@ -38,6 +38,7 @@ class Options:
     output_names: Sequence[str] | None = None
     python: Path | str | None = None
     adapters: Mapping[str, Path | str] | None = None
+    draft: Path | str | None = None
 
     def refuse(self, what: str, *allowed: str) -> None:
         """Raise ClientError if an option outside `allowed` is set; `what` names the kind of model in the message."""
@@ -62,7 +63,8 @@ def _body(model: Model, options: Options, folder: Path) -> UploadBody:
         return body_of(model)
     if isinstance(model, str | Path):
         adapters = {name: Path(each) for name, each in (options.adapters or {}).items()}
-        return body_of(exported_file(Path(model), options, folder), adapters)
+        draft = None if options.draft is None else Path(options.draft)
+        return body_of(exported_file(Path(model), options, folder), adapters, draft)
     for module, name, export in _KINDS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(model, kind):

@@ -29,7 +29,7 @@ def exported_file(path: Path, options: Options, folder: Path) -> Path:
     for options that do not apply to the file, and if the export fails. Raises OSError if the file cannot be read.
     """
     if is_language_model(path):  # `body_of` checks it
-        options.refuse("a language model", "adapters")
+        options.refuse("a language model", "adapters", "draft")
         return path
     members = _members(path)
     if any(member in _PROGRAM for member in members):

@@ -118,6 +118,19 @@ def softmax(request: StepRequest) -> bytes:
     return _graph([node], [logits], [TensorSpec("probabilities", "FP32", logits.shape)], {})
 
 
+def sigmoid(request: StepRequest) -> bytes:
+    """The ONNX file of a step: `logits` FP32 -> `probabilities` of the same shape, each 1 / (1 + exp(-logit)).
+
+    Raises BadPipeline.
+    """
+    request.read(Options)
+    logits = request.type_of("logits")
+    if logits.datatype != "FP32":
+        raise BadPipeline(f"input 'logits': expected FP32, got {_shown(logits)}")
+    node = helper.make_node("Sigmoid", ["logits"], ["probabilities"])
+    return _graph([node], [logits], [TensorSpec("probabilities", "FP32", logits.shape)], {})
+
+
 def _graph(
     nodes: Sequence[NodeProto], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], constants: dict[str, Array]
 ) -> bytes:

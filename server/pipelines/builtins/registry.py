@@ -12,7 +12,9 @@ _MODULES: Mapping[str, str] = {  # name -> module, imported on demand because so
     "decode_image": "image",
     "normalize_image": "graphs",
     "tokenize": "text",
+    "tokenize_pair": "text",
     "mean_pool": "graphs",
+    "sigmoid": "graphs",
     "softmax": "graphs",
     "label": "labels",
 }

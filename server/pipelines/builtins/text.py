@@ -6,6 +6,7 @@ long a text takes. So it runs in its own process; see `tokenizer_process`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
 from lathe.server.pipelines.definition import DEFAULT_FILES, BadPipeline
 from lathe.server.pipelines.step_process import Answer, InvalidFile, LimitExceeded, StepProcess
 from lathe.server.processes.stage_children import Limits
-from lathe.server.types import Array, Tensors, TensorSpec
+from lathe.server.types import Tensors, TensorSpec
 
 if find_spec("tokenizers") is None:
     raise ModuleNotFoundError("tokenizers", name="tokenizers")
@@ -48,23 +49,37 @@ def tokenize(request: StepRequest) -> Tokenize:
     The length is that of the request's longest text, padded to a multiple but to at most `max_length`, so that requests
     of similar lengths share a batch of the next step. The mask is 1 for tokens and 0 for padding. Raises BadPipeline.
     """
+    return _start(request, ("text",))
+
+
+def tokenize_pair(request: StepRequest) -> Tokenize:
+    """The step `text` and `pair` BYTES [n, 1] -> the outputs of `tokenize`, of both texts together.
+
+    The tokenizer's template joins the two texts and numbers them in `token_type_ids`, as cross-encoders take them. If
+    they have too many tokens, the longer one is truncated first. Raises BadPipeline.
+    """
+    return _start(request, ("text", "pair"))
+
+
+def _start(request: StepRequest, texts: Sequence[str]) -> Tokenize:
     options = request.read(TokenizeOptions)
-    arguments = [str(options.max_length), str(options.multiple)]
+    arguments = [str(options.max_length), str(options.multiple), str(len(texts))]
     try:
         helper = StepProcess(_MODULE, arguments, request.open(options.file, _MAX_FILE_BYTES), _PARSING, _ENCODING)
     except InvalidFile as error:
         raise BadPipeline(f"file {options.file!r}: not a valid tokenizer: {error}") from error
     except LimitExceeded as error:
         raise BadPipeline(f"file {options.file!r}: cannot be read: {error}") from error
-    return Tokenize(helper, options.max_bytes)
+    return Tokenize(helper, options.max_bytes, texts)
 
 
 class Tokenize(HostStep):
     """Runs a tokenizer in a child process."""
 
-    def __init__(self, helper: StepProcess, max_bytes: int) -> None:
+    def __init__(self, helper: StepProcess, max_bytes: int, texts: Sequence[str]) -> None:
+        """`texts`: the names of the inputs, whose texts form one row together."""
         super().__init__(
-            [TensorSpec("text", "BYTES", (-1, 1))],
+            [TensorSpec(name, "BYTES", (-1, 1)) for name in texts],
             [*(TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES), TensorSpec(_TOKENS, "INT64", (-1, 1))],
         )
         self._helper = helper
@@ -100,25 +115,27 @@ class Tokenize(HostStep):
 
         Raises ExecutionInterrupted after `interrupt`, and Internal if the process cannot be started.
         """
-        packed = [self._pack(inputs["text"]) for inputs in requests]
+        packed = [self._pack(inputs) for inputs in requests]
         answers = iter(self._helper.ask([one for one in packed if isinstance(one, bytes)]))
         return [one if isinstance(one, Exception) else _unpack_answer(next(answers)) for one in packed]
 
-    def _pack(self, texts: Array) -> bytes | BadRequest:
+    def _pack(self, inputs: Tensors) -> bytes | BadRequest:
+        """The texts of a request, row by row."""
         try:
-            for row, item in enumerate(texts.ravel().tolist()):
-                self._check(row, to_bytes(item))
+            for spec in self.inputs:
+                for row, item in enumerate(inputs[spec.name].ravel().tolist()):
+                    self._check(f"{spec.name} {row}", to_bytes(item))
         except BadRequest as error:
             return error
-        return pack_strings(texts)
+        return pack_strings(np.concatenate([inputs[spec.name] for spec in self.inputs], axis=1))
 
-    def _check(self, row: int, data: bytes) -> None:
+    def _check(self, name: str, data: bytes) -> None:
         if len(data) > self._max_bytes:
-            raise BadRequest(f"text {row}: expected at most {self._max_bytes} bytes, got {len(data)}")
+            raise BadRequest(f"{name}: expected at most {self._max_bytes} bytes, got {len(data)}")
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise BadRequest(f"text {row}: not UTF-8: {error.reason} at byte {error.start}") from error
+            raise BadRequest(f"{name}: not UTF-8: {error.reason} at byte {error.start}") from error
 
     def close(self) -> None:
         """End the process."""

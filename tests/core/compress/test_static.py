@@ -107,6 +107,26 @@ def test_the_digits_lose_no_more_than_with_onnx_runtimes_quantizer(project: Path
     assert mine >= points(ort_run((tmp_path / "theirs.onnx").read_bytes(), rest)) - 0.1
 
 
+NORMALIZED = model(
+    "float[n,6,16] x => float[n,6,16] y",
+    "a = MatMul(x, w) s = Add(a, x) z = LayerNormalization<axis = -1>(s, g) b = MatMul(z, w) t = Add(b, z)"
+    " c = MatMul(t, w) y = Add(c, t)",
+    f"float[16,16] w = {{{', '.join(f'{v:.4f}' for v in np.random.default_rng(1).standard_normal(256) / 4)}}},"
+    f" float[16] g = {{{', '.join(['1.0'] * 16)}}}",
+)
+
+
+def test_only_sums_whose_readers_are_integer_products_are_quantized() -> None:
+    """`s` is normalized, `y` is an output, and `t` is read by `y` as well, so all of them stay float32."""
+    rows = RNG.standard_normal((8, 6, 16)).astype(F)
+    quantized = quantize_static(lathe.load(NORMALIZED), batches("x", rows), threads=1)
+    s, _, y = (node for node in quantized.nodes if node.op == "Add")
+    assert all(
+        value.producer is None or value.producer.op != "DequantizeLinear" for value in s.inputs + y.inputs if value
+    )
+    assert sum(node.op == "QuantizeLinear" for node in quantized.nodes) == 3, "one for each product: x, z, t"
+
+
 def test_skipped_nodes_stay_as_they_are() -> None:
     graph = lathe.load(RESIDUAL)
     for place, node in enumerate(graph.nodes):

@@ -280,6 +280,21 @@ def test_columns_of_few_bits() -> None:
     check_rows({"t": table, "s": floats(2, 9)}, (2, 9), bits=4, block_size=16, gather_axis=1, quantize_axis=0)
 
 
+def test_rows_of_a_weight_that_a_product_has_in_another_shape() -> None:
+    """ONNX Runtime GenAI stores the last product's weights once, for the embedding, too: [rows, blocks, bytes]."""
+    rng = np.random.default_rng(4)
+    table, scales = rng.integers(0, 256, (9, 2, 16)).astype(np.uint8), floats(9, 2)
+    nodes = [
+        helper.make_node("Reshape", ["t", "shape"], ["rows"]),
+        contributed("GatherBlockQuantized", ["rows", "i", "s"], ["y"], bits=4, block_size=32),
+    ]
+    feeds = {"i": np.array([3, 8, 0], np.int64)}
+    constants = {"t": table, "s": scales, "shape": np.array([9, 32])}
+    data = proto_of(nodes, {"i": (np.dtype(np.int64), ["n"])}, ["y"], constants)
+    (want,) = plain_session(data).run(None, feeds)
+    np.testing.assert_allclose(lathe.interpret(load(data), feeds)["y"], want, 1e-6, 1e-6)
+
+
 def test_tables_that_are_not_constant_are_refused() -> None:
     node = contributed("GatherBlockQuantized", ["t", "i", "s"], ["y"], bits=8, block_size=16)
     arrays = {"t": np.zeros((3, 16), np.uint8), "i": np.zeros(2, np.int64), "s": floats(3, 1)}

@@ -49,12 +49,17 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         **_SMALL, "head_dim": 16, "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "norm_topk_prob": True, "mlp_only_layers": [0],
     }),
+    "smollm3": ("SmolLM3Config", {**_SMALL, "num_hidden_layers": 4, "pad_token_id": None, "bos_token_id": None}),
+    "smollm3-window": ("SmolLM3Config", {
+        **_SMALL, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 6, "pad_token_id": None,
+        "bos_token_id": None,
+    }),
     "gpt2": ("GPT2Config", _GPT2),
     "gpt2-wide": ("GPT2Config", {**_GPT2, "n_inner": 80, "activation_function": "gelu"}),
 }  # fmt: skip
 
 # GGUF files cannot say that some layers have a window and others none, or that the activation of GPT-2 is another.
-IN_GGUF = [name for name in CHECKPOINTS if name not in ("qwen2-window", "gpt2-wide")]
+IN_GGUF = [name for name in CHECKPOINTS if name not in ("qwen2-window", "smollm3-window", "gpt2-wide")]
 
 STEPS, RATE = 4, 0.05  # of training by stochastic gradient descent on IDS
 
@@ -102,7 +107,9 @@ def gguf_parts(config: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[d
     arrays = {"rope_freqs.weight": _llama3_factors(rope, size)} if rope["rope_type"] == "llama3" else {}
     for tensor, array in _stacked_experts(weights).items():
         count = next((count for part, count in heads.items() if part in tensor), None)
-        arrays[_name(tensor)] = array if count is None or family != "llama" else _interleaved(array, count)
+        arrays[_name(tensor)] = (
+            array if count is None or family not in ("llama", "smollm3") else _interleaved(array, count)
+        )
     return metadata, arrays
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 VOCABULARY = 97
 NEW = 64  # greedy tokens after the start
+BEGIN = (3, 20, 33, 41)  # as the start, language, task and form of a Whisper's text
 TARGET = np.random.default_rng(6).integers(4, VOCABULARY, (2, 13))
 STEPS, RATE = 3, 0.003  # of training by stochastic gradient descent
 
@@ -33,6 +34,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] =
         {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3},
         {"lm_head.weight": (VOCABULARY, 48)},
     ),
+    "mt5": ("MT5Config", _T5, {}),
+    "mt5-untied": ("MT5Config", {**_T5, "tie_word_embeddings": False}, {"lm_head.weight": (VOCABULARY, 48)}),
     "whisper": ("WhisperConfig", _WHISPER, {}),
 }
 
@@ -44,7 +47,7 @@ EVERY = 40  # of the frames of a spectrogram, one in so many is recorded
 def source(name: str) -> tuple[str, Any]:
     """The name and the elements of the encoder's input, two sequences."""
     rng = np.random.default_rng(8)
-    if name.startswith("t5"):
+    if "t5" in name:
         return "input_ids", rng.integers(4, VOCABULARY, (2, 40))
     return "input_features", rng.normal(0, 0.6, (2, 80, 100)).astype(np.float32)
 

@@ -19,7 +19,7 @@ _RECORDED = json.loads((_HERE / "transformers.json").read_text())
 EXPECTED = np.load(_HERE / "transformers.npz")
 FAMILIES = list(CHECKPOINTS)
 # One checkpoint of each family; the other ones are slow tests where a compilation takes a second or more.
-_FIRST = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+_FIRST = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "smollm3")
 _SLOW = ("mixtral", "qwen3-moe")  # native code: one mixture of experts is enough
 IN_NATIVE_CODE = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
 MOSTLY_SLOW = [name if name in _FIRST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 from checkpoints import weight
-from encoder_decoders import BANDS, CHECKPOINTS, EVERY, NEW, RATE, STEPS, TARGET, sound, source
+from encoder_decoders import BANDS, BEGIN, CHECKPOINTS, EVERY, NEW, RATE, STEPS, TARGET, sound, source
 from safetensors.numpy import load_file, save_file
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -35,7 +35,9 @@ def main(folder: Path) -> None:
         recorded[name] = {"config": config.to_diff_dict(), "shapes": {key: each.shape for key, each in state.items()}}
         label, given = source(name)
         arrays[f"{name}/logits"] = logits(model, label, given, TARGET)
-        arrays[f"{name}/tokens"] = greedy(model, label, given[:1])
+        arrays[f"{name}/tokens"] = greedy(model, label, given[:1], [model.config.decoder_start_token_id])
+        if label == "input_features":
+            arrays[f"{name}/prompted"] = greedy(model, label, given[1:], list(BEGIN))
         arrays[f"{name}/losses"] = train(model, label, given)
     for bands in BANDS:
         extract = transformers.WhisperFeatureExtractor(feature_size=bands)
@@ -71,8 +73,7 @@ def logits(model: Any, label: str, given: Any, target: Any) -> Any:
         return model(**inputs, use_cache=False).logits.numpy()
 
 
-def greedy(model: Any, label: str, given: Any) -> Any:
-    tokens = [model.config.decoder_start_token_id]
+def greedy(model: Any, label: str, given: Any, tokens: list[int]) -> Any:
     for _ in range(NEW):
         tokens.append(int(logits(model, label, given, [tokens])[0, -1].argmax()))
     return np.array(tokens)

@@ -22,8 +22,8 @@ from checkpoints import CHECKPOINTS, IDS, IN_GGUF, NEW, PROMPT, RATE, STEPS, ggu
 from gguf_writer import floats, gguf_bytes
 from safetensors.numpy import load_file, save_file
 
-# Transformers cannot map the GGUF files of the first two, and of the third no layer without experts.
-NOT_READ = {"mistral", "mixtral", "qwen3-moe"}
+# Transformers cannot map the GGUF files of these, and of qwen3-moe no layer without experts.
+NOT_READ = {"mistral", "mixtral", "qwen3-moe", "smollm3"}
 
 
 def main(folder: Path) -> None:

@@ -109,6 +109,13 @@ def test_a_choice_ends_at_its_end(compiler: GrammarCompiler, tokenizer: Tokenize
     assert texts == {("yes", True), ('no "q"', True), ("größer", True)}
 
 
+def test_gbnf_is_a_grammar_too(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = Grammar("lark", 'root ::= sum\nsum ::= digit ("+" digit)*\ndigit ::= [0-9]')
+    texts = [sampled(compiler.constraint(grammar), tokenizer, seed) for seed in range(10)]
+    assert any(is_ended for _, is_ended in texts)
+    assert all(re.fullmatch(r"\d(\+\d)*", text) for text, is_ended in texts if is_ended)
+
+
 def test_every_json_object_is_allowed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     constraint = compiler.constraint(Grammar("json_object"))
     tokens = tokenizer.encode('{"a": [1, {"b": null}]}')
@@ -150,6 +157,10 @@ def test_a_token_that_does_not_follow_is_refused(compiler: GrammarCompiler, toke
         (Grammar("choice", '["a", 1]'), "choice: expected a list"),
         (Grammar("lark", "start: missing"), "lark: "),
         (Grammar("lark", "start: start"), "NoExtension"),
+        (Grammar("lark", 'root ::= "a" other'), "lark: GBNF: Rule 'other' not found"),
+        (Grammar("lark", "root ::= [a\\"), "lark: GBNF: "),
+        (Grammar("lark", "root ::= " + "(" * 10_000), "lark: GBNF: maximum recursion depth"),
+        (Grammar("lark", "root ::= " + "\n" * 20_000), "lark: expected at most 16384 characters of GBNF, got 20009"),
         (Grammar("regex", "a" * 300_000), "regex: expected at most 262144 characters, got 300000"),
         (Grammar("json_schema", "[" * 100_000), "json_schema: expected JSON"),
     ],

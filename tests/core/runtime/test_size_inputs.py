@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import lathe
+from lathe import nn
 from lathe.core.compiler.compile import compile_to
 from lathe.core.compiler.options import make_options
 from lathe.core.errors import FeedError, SessionClosed
@@ -203,3 +204,18 @@ BODIES = {
 def test_size_inputs_are_found(inputs: str, body: str, expected: set[str]) -> None:
     outputs = "int64[m] y" if "Range" in body else "float[p,q] y"
     assert set(size_inputs(lathe.load(parsed(inputs, body, outputs)))) == expected
+
+
+def test_the_number_of_sizes_may_be_an_extent_itself() -> None:
+    def function(x: nn.Tensor, lengths: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+        rows = nn.tensor(0).op("Range", lengths.sum(), nn.tensor(1))
+        ones = nn.tensor(1).expand(lengths.shape[0])
+        counts = nn.tensor(0).expand(rows.shape[0]).op("ScatterND", lengths.unsqueeze(-1), ones, reduction="add")
+        return x.op("Gather", rows, axis=0), counts
+
+    graph = nn.trace(function, {"x": "float32[n,2]", "lengths": "int64[k]"}, ["y", "counts"])
+    x = np.arange(20, dtype=np.float32).reshape(10, 2)
+    with lathe.compile(graph, threads=1, tune="off") as session:
+        found = session.run({"x": x, "lengths": np.array([2, 1, 3])})  # code for these values
+    np.testing.assert_array_equal(found["y"], x[:6])
+    np.testing.assert_array_equal(found["counts"], [0, 1, 1, 1, 0, 0])

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from lathe.core.train.recipe import sweep_space
 from lathe.core.train.recipe.recipe import RecipeError
 from lathe.core.train.run import events, result
-from lathe.core.train.run.evolution import EvolutionSampler
+from lathe.core.train.run.evolution import EvolutionSampler, candidate_count
 from lathe.core.train.run.search import _new_study, importance
 from lathe.core.train.run.trials import trial_records
 from tests.core.train.small_trainings import RECIPE, quadrants
@@ -132,6 +132,33 @@ def test_evolution_changes_one_field_of_a_good_new_trial() -> None:
         study.tell(trial, trial.params["model.channels.0"])
     drawn, bred = ([one["model.channels.0"] for one in part] for part in (seen[:8], seen[-8:]))
     assert np.mean(bred) > np.mean(drawn)
+
+
+def test_evolution_repeats_no_candidate_until_the_space_is_exhausted() -> None:
+    space = {
+        "model.channels.0": optuna.distributions.IntDistribution(1, 5),
+        "model.block": optuna.distributions.CategoricalDistribution(['"plain"', '"inverted"', '"inverted"']),
+        "batch": optuna.distributions.CategoricalDistribution(["16"]),
+    }
+    assert candidate_count(space) == 10
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(space, trials=10, seed=0))
+    running = study.ask(space)  # a trial that has not ended counts, too
+    seen = [running.params]
+    for number in range(9):
+        trial = study.ask(space)
+        seen.append(trial.params)
+        failed = number % 3 == 2
+        study.tell(trial, *[None, optuna.trial.TrialState.FAIL] if failed else [trial.params["model.channels.0"]])
+    assert len({json.dumps(each, sort_keys=True) for each in seen}) == 10
+    assert study.ask(space).params in seen
+
+
+@pytest.mark.slow
+def test_a_search_by_evolution_ends_with_its_candidates(tmp_path: Path, data: Path) -> None:
+    space = {"batch": {"choices": [16, 32]}}
+    (tmp_path / "recipe.json").write_bytes(sweep(sampler="evolution", space=space, pruner="none", trials=9))
+    assert ended(started(tmp_path, data)) == (0, "")
+    assert sorted(record.values["batch"] for record in trial_records(tmp_path)) == [16, 32]
 
 
 @pytest.mark.parametrize(

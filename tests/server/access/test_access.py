@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from lathe.server.archive import archive_of
 from lathe.server.cli.app import app as cli
 from lathe.server.errors import Forbidden, Unauthorized
 from tests.server.repository.world import toy
+from tests.server.route_parameters import PARAMETERS
 from tests.server.running import Raw
 from tests.server.service import Service, service, until
 
 NOW = 1_800_000_000
-PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "{region}": "r", "{job}": "0" * 20}
 
 
 def new_key(path: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",), expires: int | None = None) -> str:
@@ -71,7 +70,7 @@ def _port(running: Service) -> int:
 
 
 def fill_path(template: str) -> str:
-    return re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)
+    return template.format(**PARAMETERS)
 
 
 def fresh_key(running: Service, keys: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",)) -> str:

@@ -20,6 +20,7 @@ from lathe.server.api.grpc.messages import HEALTH, INFERENCE, message_class
 from lathe.server.errors import Unprocessable
 from tests.server.jobs.world import fake_jobs
 from tests.server.repository.world import toy
+from tests.server.route_parameters import PARAMETERS
 from tests.server.running import Raw
 from tests.server.service import Service, service
 
@@ -95,7 +96,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/unload": {"parameters": {"unload_dependents": False}},
     "/index": {"ready": True},
 }  # fmt: skip
-PATH = {"model": "m", "version": "1", "alias": "blue", "dataset": "d", "region": "r", "job": "0" * 20}
 HEADERS = [
     "accept-encoding", "authorization", "content-digest", "content-encoding", "content-length", "content-type",
     "idempotency-key", "inference-header-content-length", "last-event-id", "lathe-sticky-key", "origin", "range",
@@ -168,7 +168,7 @@ def odd_paths(template: str) -> Iterator[str]:
     names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
     for odd in names:
         for text in TEXTS:
-            values = {**PATH, odd: text}
+            values = {**PARAMETERS, odd: text}
             yield template.format(**{n: escaped(values[n]) for n in names})
 
 
@@ -225,7 +225,7 @@ def test_the_bodies_are_accepted_without_odd_values(client: httpx.Client) -> Non
     for method, template in ROUTES:
         if method in ("POST", "PUT") and (body := body_of(template)) is not None and "/cuda" not in template:
             end = next(end for end in BODIES if template.endswith(end))
-            answer = send(client, method, template.format(**PATH), body)
+            answer = send(client, method, template.format(**PARAMETERS), body)
             assert answer.is_success or answer.status_code == refused.get(end), (template, answer.text)
 
 
@@ -239,7 +239,7 @@ def test_no_value_in_a_request_is_an_unexpected_error(
         assert answer.status_code != 500, (method, path[:200])
         if template.startswith("/v2/models/{model}/versions/") and path.startswith("/v2/models/m/versions/"):
             assert answer.status_code in (400, 404), (method, path[:200])  # no odd text is a version of the model
-    path, body = template.format(**PATH), body_of(template) if method in ("POST", "PUT") else None
+    path, body = template.format(**PARAMETERS), body_of(template) if method in ("POST", "PUT") else None
     more = variants(PARENT) if template == "/api/v1/jobs" and body else ()
     for odd in (*variants(body), *more) if body else ():
         assert send(client, method, path, odd).status_code != 500, (method, path, odd)
@@ -260,7 +260,8 @@ def test_no_value_of_a_header_is_an_unexpected_error(served: Service, name: str)
     for method, template in ROUTES:
         for text in ("", "²", "-1", "nan", "9" * 5000, "m" * 300, "a\1b", "\udcff"):
             value = text.encode("utf-8", "surrogateescape")
-            head = f"{method} {template.format(**PATH)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{name}: "
+            path = template.format(**PARAMETERS)
+            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{name}: "
             with Raw(port) as raw:
                 raw.send(head.encode() + value + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
                 status = raw.answer().status

@@ -21,6 +21,21 @@ def lognormal(rng: random.Random) -> Observation:
     return replace(SOUND, seconds=rng.lognormvariate(math.log(0.01), 0.5))
 
 
+def writing(rng: random.Random) -> Observation:
+    """A text, of a version that is more or less sure of what it writes."""
+    return replace(lognormal(rng), log_probability=-rng.lognormvariate(math.log(0.8), 0.5))
+
+
+def writing_unsurely(rng: random.Random) -> Observation:
+    seen = writing(rng)
+    assert seen.log_probability is not None
+    return replace(seen, log_probability=seen.log_probability - 1)
+
+
+def writing_single_tokens(rng: random.Random) -> Observation:
+    return replace(writing(rng), seconds=None)
+
+
 def failing_now_and_then(rng: random.Random) -> Observation:
     return replace(lognormal(rng), failed=rng.random() < 0.01)
 
@@ -30,7 +45,12 @@ def failing_in_two_percent(rng: random.Random) -> Observation:
 
 
 def twice_as_slow(rng: random.Random) -> Observation:
-    return replace(SOUND, seconds=2 * lognormal(rng).seconds)
+    return slowed(lognormal(rng))
+
+
+def slowed(seen: Observation) -> Observation:
+    assert seen.seconds is not None
+    return replace(seen, seconds=2 * seen.seconds)
 
 
 def mostly_quick(rng: random.Random) -> Observation:
@@ -39,7 +59,7 @@ def mostly_quick(rng: random.Random) -> Observation:
 
 def with_a_tail_twice_as_long(rng: random.Random) -> Observation:
     seen = mostly_quick(rng)
-    return replace(seen, seconds=2 * seen.seconds) if seen.seconds > 0.015 else seen
+    return slowed(seen) if seen.seconds is not None and seen.seconds > 0.015 else seen
 
 
 def answering_nan(rng: random.Random) -> Observation:
@@ -71,12 +91,18 @@ def ramp_of(weight: float) -> Ramp:
 
 
 def simulate(
-    seed: int, stable: Draw, candidate: Draw, share: float | Ramp, differing: float | None = None, most: int = 50_000
+    seed: int,
+    stable: Draw,
+    candidate: Draw,
+    share: float | Ramp,
+    differing: float | None = None,
+    most: int = 50_000,
+    texts: bool = False,
 ) -> Run:
     """Simulate requests until there is a verdict."""
     rng = random.Random(seed)
     ramp = share if isinstance(share, Ramp) else Ramp((share,), 1)
-    guard = Guard(weight := ramp.at(0), compares=differing is not None, most=most)
+    guard = Guard(weight := ramp.at(0), compares=differing is not None, most=most, texts=texts)
     while True:
         if ramp.at(guard.requests) != weight:
             guard.follow(weight := ramp.at(guard.requests))
@@ -150,6 +176,23 @@ def test_a_version_with_other_answers_is_rolled_back_within_1000_requests() -> N
     runs = [simulate(seed, lognormal, lognormal, 0.2, differing=0.05) for seed in range(25)]
     assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
     assert all(run.reason.startswith("differing") and run.requests <= 1_000 for run in runs)
+
+
+def test_a_version_that_is_less_sure_of_its_texts_is_rolled_back_within_1000_requests() -> None:
+    runs = [simulate(seed, writing, writing_unsurely, 0.2, texts=True) for seed in range(25)]
+    assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
+    assert all(run.reason.startswith("unsure") and run.requests <= 1_000 for run in runs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_version_that_writes_equal_texts_is_promoted(seed: int) -> None:
+    run = simulate(seed, writing, writing, 0.3, texts=True)
+    assert (run.verdict, run.reason) == (Verdict.PROMOTE, f"no worse than the live version in {run.requests} requests")
+
+
+def test_texts_of_one_token_have_no_latency() -> None:
+    run = simulate(1, writing_single_tokens, writing_single_tokens, 0.5, most=500, texts=True)
+    assert run.reason == "undecided after 500 requests"  # nothing says that the candidate is quick enough
 
 
 def test_a_candidate_needs_as_many_good_answers_as_the_tests_say() -> None:

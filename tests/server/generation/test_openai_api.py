@@ -16,7 +16,12 @@ from lathe.core.language.generation import generator
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.client import ApiError, Client
+from tests.core.language.encoder_decoders import source
 from tests.core.language.families import write_folder
+from tests.core.language.test_encoder_decoders import EXPECTED as RECORDED
+from tests.core.language.test_encoder_decoders import write_folder as write_encoder_decoder
+from tests.core.language.test_onnx_decoder import PROMPT, WRITERS
+from tests.core.language.test_onnx_decoder import greedy as onnx_greedy
 from tests.core.language.test_tokenizer import trained
 from tests.server.generation.tiny_model import NAME, gguf_content, greedy, serving
 from tests.server.running import Raw, request, wait_for
@@ -130,7 +135,7 @@ def test_logprobs(server: Service) -> None:
     answer = post(server, "chat/completions", messages=USER, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
     choice = answer["choices"][0]
     tokens = choice["logprobs"]["content"]
-    assert "".join(each["token"] for each in tokens) == choice["message"]["content"] or "\ufffd" in str(tokens)
+    assert b"".join(bytes(each["bytes"]) for each in tokens).decode(errors="replace") == choice["message"]["content"]
     for each in tokens:
         assert each["logprob"] == each["top_logprobs"][0]["logprob"] <= 0, "the likeliest token was taken"
         values = [other["logprob"] for other in each["top_logprobs"]]
@@ -138,6 +143,24 @@ def test_logprobs(server: Service) -> None:
     listed = complete(server, max_tokens=4, logprobs=2)["choices"][0]["logprobs"]
     assert [len(values) for values in listed.values()] == [4, 4, 4, 4]
     assert all(len(best) <= 2 for best in listed["top_logprobs"])
+
+
+def test_tokens_that_are_parts_of_characters(server: Service) -> None:
+    """Each of these characters has four bytes, and the tokenizer knows some of them as several tokens."""
+    constraint: dict[str, Any] = {"guided_regex": "a🙂ß🙃", "logprobs": 3, "max_tokens": 30}
+    choice = complete(server, "x", echo=False, **constraint)["choices"][0]
+    found = choice["logprobs"]
+    assert choice["text"] == "a🙂ß🙃"
+    assert found["tokens"][0] == "a" and any(token.startswith("bytes:\\x") for token in found["tokens"])
+    begins, offsets = {0: 0, 1: 1, 5: 2, 7: 3}, []  # the character that begins at each byte
+    at = current = 0
+    for token in found["tokens"]:
+        current = max(value for byte, value in begins.items() if byte <= at)
+        offsets.append(current)
+        at += (len(token) - len("bytes:")) // 4 if token.startswith("bytes:") else len(token.encode())
+    assert at == len(choice["text"].encode()) and found["text_offset"] == offsets
+    chat = post(server, "chat/completions", messages=USER, guided_regex="🙂", logprobs=True, max_tokens=9)["choices"][0]
+    assert bytes(byte for each in chat["logprobs"]["content"] for byte in each["bytes"]).decode() == "🙂"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +257,43 @@ def test_folders_and_models_without_a_template(tmp_path: Path) -> None:
             with pytest.raises(ApiError, match=message) as refused:
                 client.push("damaged", content)
             assert refused.value.status == 422
+
+
+def test_decoders_with_past_as_onnx_files_are_language_models(tmp_path: Path) -> None:
+    """Their files keep their names but that of the graph: a version with model.onnx is a model of tensors."""
+    with service(tmp_path / "repository", generation_cache=1 << 20, threads=1) as server, server.client() as client:
+        for form, files in (
+            ("optimum", ["config.json", "decoder.onnx", "tokenizer.json"]),
+            ("genai", ["chat_template.jinja", "decoder.onnx", "genai_config.json", "text.onnx.data", "tokenizer.json"]),
+        ):
+            (tmp_path / form).mkdir()
+            model = WRITERS[form](tmp_path / form)
+            client.push(form, tmp_path / form)
+            manifest = client.version(form, 1).manifest
+            assert manifest is not None
+            assert sorted(manifest["files"]) == files
+            answer = complete(server, list(PROMPT), model=form, max_tokens=8, ignore_eos=True)
+            assert answer["choices"][0]["text"] == trained().decode(onnx_greedy(model, PROMPT, 8))
+            assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_encoder_decoders_answer_completions(tmp_path: Path) -> None:
+    """The prompt is the source; usage counts its tokens. A Whisper, which reads sound, is refused."""
+    folder, prompt = tmp_path / "t5", source("mt5")[1][0].tolist()
+    folder.mkdir()
+    trained().save(str(write_encoder_decoder(folder, "mt5") / "tokenizer.json"))
+    tokens = RECORDED["mt5/tokens"].tolist()[1:21]
+    with service(tmp_path / "repository", generation_cache=1 << 20, threads=1) as server, server.client() as client:
+        client.push(NAME, folder)
+        answer = complete(server, prompt, max_tokens=20, temperature=0, ignore_eos=True)
+        assert answer["choices"][0]["text"] == trained().decode(tokens)
+        assert answer["usage"]["prompt_tokens"] == len(prompt) and answer["usage"]["completion_tokens"] == 20
+        error = post(server, "completions", 400, prompt=[5] * 2000)["error"]
+        assert error["code"] == "context_length_exceeded"
+        (tmp_path / "whisper").mkdir()
+        speech = write_encoder_decoder(tmp_path / "whisper", "whisper")
+        with pytest.raises(ApiError, match="whisper reads sound: it does not answer prompts"):
+            client.push("speech", speech)
 
 
 class Slow:

@@ -25,7 +25,7 @@ def test_bodies_of_the_page_about_gates_are_accepted() -> None:
         if body["recipe"] != {"...": "..."}:
             KINDS[asked.kind].check(asked.recipe)
             checked.append(asked.kind)
-    assert checked == ["finetune", "evaluate", "sweep", "compress"]
+    assert checked == ["finetune", "evaluate", "sweep", "sweep", "compress"]
 
 
 def test_the_examples_of_the_api_description_are_accepted() -> None:

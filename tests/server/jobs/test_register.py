@@ -294,16 +294,17 @@ def test_of_two_submissions_with_one_key_the_first_counts(tmp_path: Path) -> Non
 
 
 def test_each_checkpoint_and_each_ended_trial_of_a_sweep_is_progress(tmp_path: Path) -> None:
-    """The trials' own records and checkpoints; a trial that ends loses its checkpoints."""
-    trials, folders = tmp_path / "job" / "trials", JobFolders(tmp_path)
+    """The trials' own records and checkpoints; a trial that ends loses its checkpoints. Finals count like trials."""
+    folders = JobFolders(tmp_path)
     moments = [folders.saved_progress("job")]
 
-    def at(trial: int, step: int = 0, *, state: State = "running") -> None:
-        TrialRecord(trial, {}, state).write(trials / str(trial))
+    def at(trial: int, step: int = 0, *, state: State = "running", kind: str = "trials") -> None:
+        folder = tmp_path / "job" / kind / (str(trial) if kind == "trials" else f"{trial}-0")
+        TrialRecord(trial, {}, state).write(folder)
         if step:
-            checkpoint.save(trials / str(trial), step, Checkpoint({}, {}))
+            checkpoint.save(folder, step, Checkpoint({}, {}))
         elif state != "running":
-            shutil.rmtree(trials / str(trial) / checkpoint.FOLDER, ignore_errors=True)
+            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
         moments.append(folders.saved_progress("job"))
 
     at(0)
@@ -316,4 +317,6 @@ def test_each_checkpoint_and_each_ended_trial_of_a_sweep_is_progress(tmp_path: P
     at(1, state="pruned")
     at(2, state="failed")
     at(3, 4)
+    at(0, 4000, kind="finals")
+    at(0, state="complete", kind="finals")
     assert moments[1:] == sorted(set(moments[1:]))

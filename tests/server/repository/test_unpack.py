@@ -105,7 +105,7 @@ MODEL = ("model.onnx", b"x" * 600)
 BAD = {
     "no model": (
         tar([("weights.bin", b"x")]),
-        "expected model.onnx or pipeline.toml or model.gguf or config.json among them",
+        "expected model.onnx or pipeline.toml or model.gguf or config.json or genai_config.json among them",
     ),
     "a parent folder": (tar([("../model.onnx", b"x")]), "file name '../model.onnx'"),
     "a folder": (tar([("data/model.onnx", b"x")]), "file name 'data/model.onnx'"),

@@ -121,7 +121,8 @@ def test_schemathesis_finds_nothing_with_any_of_its_checks(tmp_path: Path) -> No
     write_keys(tmp_path / "keys.json", [key])
     (tmp_path / "schemathesis.toml").write_text(EXPECTED)
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
-    options = ["--checks=all", "--mode=all", "--max-examples=10", "--seed=1", "--workers=2", "--warnings=off"]
+    options = ["--checks=all", "--mode=all", "--max-examples=10", "--seed=1", "--warnings=off"]
+    # One worker: Hypothesis calls `ast.parse`, which can fail in two threads at once (CPython issue 106905).
     options += ["--no-color", "--continue-on-failure", "--exclude-path-regex=/unload$"]
     options += ["--header", f"Authorization: Bearer {shown}"]
     serving = service(tmp_path / "repo", check=NoData(), make_jobs=fake_jobs, keys_file=tmp_path / "keys.json")

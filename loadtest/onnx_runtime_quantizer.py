@@ -1,0 +1,41 @@
+"""ONNX Runtime's own quantizer as a peer: static in QDQ form, or dynamic, with a scale for each output channel."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+Feeds = dict[str, NDArray[Any]]
+
+
+def quantize_file(
+    model: Path, small: Path, calibration: Iterable[Feeds] | None, activations: Literal["QUInt8", "QInt8"] = "QUInt8"
+) -> None:
+    """Write the int8 form of the file `model` to `small`: static with batches for calibration, dynamic without."""
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(model, prepared, skip_symbolic_shape=True)
+        if calibration is None:
+            quantize_dynamic(prepared, small, per_channel=True, weight_type=QuantType.QInt8)
+            return
+        batches = iter(calibration)
+
+        class Reader(CalibrationDataReader):  # type: ignore[misc] # the package has no types
+            def get_next(self) -> Feeds | None:
+                return next(batches, None)
+
+        types = {"activation_type": QuantType[activations], "weight_type": QuantType.QInt8}
+        quantize_static(prepared, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)

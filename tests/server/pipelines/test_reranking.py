@@ -1,0 +1,164 @@
+"""`/v1/rerank` over a pipeline of `tokenize_pair` and a small seeded cross-encoder; the oracle is NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from tests.server.pipelines.test_examples import Running, running  # noqa: F401 - a fixture
+
+WORDS = ["iris", "wine", "petal", "sepal", "alcohol", "italian", "flower", "length", "width", "the", "of", "a"]
+QUERY = "the width of a petal"
+DOCUMENTS = ["italian wine", "the length of a petal of a flower", "", "alcohol " * 40, "iris flower", "petal width"]
+PIPELINE = """
+inputs = ["query", "document"]
+outputs = ["score", "tokens"]
+
+[[step]]
+name = "tokenize"
+builtin = "tokenize_pair"
+options = {max_length = 24, multiple = 8}
+inputs = {text = "query", pair = "document"}
+outputs = {input_ids = "ids", attention_mask = "mask", token_type_ids = "types", tokens = "tokens"}
+
+[[step]]
+name = "score"
+model = "cross"
+inputs = {input_ids = "ids", attention_mask = "mask", token_type_ids = "types"}
+outputs = {logits = "logits"}
+
+[[step]]
+name = "activate"
+builtin = "sigmoid"
+inputs = {logits = "logits"}
+outputs = {probabilities = "score"}
+"""
+
+
+def tokenizer() -> Tokenizer:
+    """Words as tokens, and BERT's template of pairs."""
+    names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS]
+    made = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return made
+
+
+def weights() -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(7)
+    shapes = {"words": (16, 8), "kinds": (2, 8), "dense": (8, 8), "head": (8, 1)}
+    return {name: numbers.normal(0, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def cross_encoder() -> bytes:
+    """ids, mask, types -> logits [n, 1]: the masked mean of tanh((words + kinds) dense), times `head`."""
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "length"])
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
+        helper.make_node("Gather", ["kinds", "token_type_ids"], ["kind"]),
+        helper.make_node("Add", ["word", "kind"], ["token"]),
+        helper.make_node("MatMul", ["token", "dense"], ["product"]),
+        helper.make_node("Tanh", ["product"], ["hidden"]),
+        helper.make_node("Cast", ["attention_mask"], ["weight"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["weight", "last"], ["column"]),
+        helper.make_node("Mul", ["hidden", "column"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "places"], ["sum"], keepdims=0),
+        helper.make_node("ReduceSum", ["column", "places"], ["count"], keepdims=0),
+        helper.make_node("Div", ["sum", "count"], ["mean"]),
+        helper.make_node("MatMul", ["mean", "head"], ["logits"]),
+    ]
+    constants = {**weights(), "last": np.array([2]), "places": np.array([1])}
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 1])
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "cross", inputs, [output], initializers)
+    return onnx.ModelProto.SerializeToString(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def expected_scores(query: str, documents: list[str]) -> list[float]:
+    given, encoder = weights(), tokenizer()
+    found: list[float] = []
+    encoder.enable_truncation(24)
+    for document in documents:
+        pair = encoder.encode(query, document)
+        hidden = np.tanh((given["words"][pair.ids] + given["kinds"][pair.type_ids]) @ given["dense"])
+        found.append(1 / (1 + np.exp(-(hidden.mean(axis=0) @ given["head"])[0])))
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(running: Running, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: F811
+    folder = tmp_path_factory.mktemp("rerank")
+    (folder / "cross.onnx").write_bytes(cross_encoder())
+    (folder / "pipeline.toml").write_text(PIPELINE)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    running.client.upload("cross", folder / "cross.onnx")
+    running.client.upload("reranker", folder / "pipeline.toml")
+    return f"http://127.0.0.1:{running.port}/v1/rerank"
+
+
+def rerank(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(url, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, **body}, timeout=60)
+
+
+def test_documents_are_ordered_by_their_scores(url: str) -> None:
+    expected = expected_scores(QUERY, DOCUMENTS)
+    answer = rerank(url).json()
+    results = answer["results"]
+    assert [each["index"] for each in results] == sorted(range(len(expected)), key=lambda index: -expected[index])
+    np.testing.assert_allclose(
+        [each["relevance_score"] for each in results], [expected[each["index"]] for each in results], atol=1e-6
+    )
+    assert [each["document"]["text"] for each in results] == [DOCUMENTS[each["index"]] for each in results]
+    encoder = tokenizer()
+    encoder.enable_truncation(24)
+    tokens = sum(len(encoder.encode(QUERY, document).ids) for document in DOCUMENTS)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens} and answer["model"] == "reranker"
+
+
+def test_the_best_documents_without_their_texts(url: str) -> None:
+    whole = rerank(url).json()["results"]
+    documents = [{"text": text} for text in DOCUMENTS]
+    best = rerank(url, documents=documents, top_n=2, return_documents=False).json()["results"]
+    assert [each["index"] for each in best] == [each["index"] for each in whole[:2]]
+    assert all(set(each) == {"index", "relevance_score"} for each in best)
+    assert len(rerank(url, top_n=100).json()["results"]) == len(DOCUMENTS)
+
+
+def test_many_documents_share_batches(url: str) -> None:
+    documents = [" ".join(WORDS[: 1 + index % len(WORDS)]) for index in range(200)]
+    results = rerank(url, documents=documents).json()["results"]
+    expected = expected_scores(QUERY, documents)
+    np.testing.assert_allclose(
+        [each["relevance_score"] for each in results], [expected[each["index"]] for each in results], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"documents": []}, "documents: expected at least 1"),
+        ({"documents": ["x"] * 2049}, "documents: expected at most 2048"),
+        ({"documents": [3]}, "documents"),
+        ({"top_n": 0}, "top_n: expected at least 1, got 0"),
+        ({"query": "x" * 100_000}, "documents 0: step 'tokenize': text 0: expected at most 65536 bytes, got 100000"),
+        ({"documents": ["x", "y" * 100_000]}, "documents 1: step 'tokenize': pair 0: expected at most 65536 bytes"),
+        ({"model": "embedding"}, "such as a pipeline of tokenize_pair and a cross-encoder; 'embedding' has text"),
+        ({"raw": True}, "raw"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_requests_are_refused(url: str, body: dict[str, Any], message: str) -> None:
+    answer = rerank(url, **body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]

@@ -233,7 +233,7 @@ def assemble(
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
     texts = TextBook()
-    app.include_router(openai_routes(plane, texts))
+    app.include_router(openai_routes(plane, texts, engine.reading))
     app.include_router(generate_routes(plane, texts))
     collectors = [
         *collectors,

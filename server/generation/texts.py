@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +40,9 @@ class Texts:
         requests: Sequence[GenerationRequest],
         statistics: TextStatistics,
         trace: TextTrace | None = None,
+        spend: Callable[[int], None] = lambda tokens: None,
     ) -> None:
+        """`spend` is called with the numbers of tokens that texts have got."""
         assert isinstance(servable.model, TextModel)
         self.servable = servable
         self._engine: Engine = servable.model.generator.engine
@@ -48,6 +50,8 @@ class Texts:
         self._log_probabilities: defaultdict[int, list[float]] = defaultdict(list)  # of the tokens so far, by text
         self._statistics = statistics
         self._trace = trace
+        self._spend = spend
+        self._spent: Counter[int] = Counter()  # tokens by text
         self._error: ServerError | None = None
         self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
         self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
@@ -116,11 +120,19 @@ class Texts:
                 self._first[index] = now
                 self._statistics.first(now - self._starts[index])
             self._log_probabilities[index] += [each.logprob for each in part.choices if each.logprob is not None]
+            self._count(
+                index, len(part.choices) if part.end is None else part.end.generated_tokens - self._spent[index]
+            )
             if part.end is not None:
                 self._ended(index, part.end, now)
                 if part.end.error is not None:
                     self.fail(part.end.error, 1 + len(self._cancels))
             yield index, part
+
+    def _count(self, index: int, tokens: int) -> None:
+        if tokens > 0:
+            self._spent[index] += tokens
+            self._spend(tokens)
 
     def fail(self, cause: Exception, count: int) -> NoReturn:
         """Note that `count` texts have failed, and raise the ServerError for it."""

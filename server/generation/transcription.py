@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lathe.core.errors import LatheError
@@ -33,6 +33,7 @@ class Transcription(Texts):
         pieces: Sequence[Sound],
         statistics: TextStatistics,
         trace: TextTrace | None,
+        spend: Callable[[int], None],
         *,
         language: str | None,
         prompt: str,
@@ -40,7 +41,7 @@ class Transcription(Texts):
         client: str,
     ) -> None:
         """Raises BadRequest for a language or a prompt that the model cannot take."""
-        super().__init__(servable, (), statistics, trace)
+        super().__init__(servable, (), statistics, trace, spend)
         assert isinstance(servable.model, TextModel)
         assert servable.model.generator.transcriber is not None
         self._transcriber: Transcriber = servable.model.generator.transcriber
@@ -65,7 +66,9 @@ class Transcription(Texts):
                 source = await asyncio.to_thread(self._transcriber.source, piece)
                 if self.language is None and self._transcriber.tokens.languages:
                     self.language = await self._detected(source)
-                self.begin(index, self._request(source))
+                request = self._request(source)
+                self._spend(len(request.prompt))
+                self.begin(index, request)
                 async for part in super().parts():
                     yield part
         self._is_complete = True

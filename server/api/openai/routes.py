@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -230,7 +231,7 @@ class _Service:
             client=client,
             adapter=adapter,
         )
-        texts = self._begin(request, servable, [wanted])
+        texts = self._begin(request, servable, client, [prompt], [wanted])
         prefix = "" if asked.exclude_input_in_output else asked.text_input
         return GenerateAnswer(texts, asked.id, prefix, streams=streams)
 
@@ -243,6 +244,7 @@ class _Service:
             if transcriber is None:
                 raise BadRequest(f"model: expected one that transcribes sound, got {servable.ref.name!r}")
             self._plane.charge(servable, client, 1)
+            self._plane.charge_tokens(servable, client, 0)
             sound = await read_sound(form, claim, reading.readers, client)
         seed = random_seed() if asked.seed is None else asked.seed
         texts = Transcription(
@@ -250,6 +252,7 @@ class _Service:
             list(transcriber.pieces(sound)),
             self._book.of(servable.ref),
             self._trace(request, servable),
+            partial(self._plane.spend_tokens, client),
             language=asked.language,
             prompt=asked.prompt,
             sampling=SamplingSettings(temperature=asked.temperature, seed=seed),
@@ -294,11 +297,20 @@ class _Service:
             for prompt in prompts
             for sampling in asked.sampling(logprobs, asked.choice_count)
         ]
-        return self._begin(request, servable, requests)
+        return self._begin(request, servable, client, prompts, requests)
 
-    def _begin(self, request: Request, servable: Servable, requests: Sequence[GenerationRequest]) -> Texts:
-        """The texts of a request, traced if the server traces."""
-        return Texts(servable, requests, self._book.of(servable.ref), self._trace(request, servable))
+    def _begin(
+        self,
+        request: Request,
+        servable: Servable,
+        client: str,
+        prompts: Sequence[tuple[int, ...]],
+        requests: Sequence[GenerationRequest],
+    ) -> Texts:
+        """The texts of a request, traced if the server traces. Charges the client's quota for the prompts first."""
+        self._plane.charge_tokens(servable, client, sum(map(len, prompts)))
+        trace, spend = self._trace(request, servable), partial(self._plane.spend_tokens, client)
+        return Texts(servable, requests, self._book.of(servable.ref), trace, spend)
 
     def _trace(self, request: Request, servable: Servable) -> TextTrace | None:
         tracing, traceparent = self._plane.tracing, request.headers.get("traceparent", "")

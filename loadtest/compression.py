@@ -205,12 +205,15 @@ def methods(nncf: NncfProcess | None) -> dict[str, Method]:
             lathe.prune_weights(problem.model, 0.9, is_global=True)
         ),
         "90 % zeros, magnitude, trained": _trained(1.0, 1e-2, prune={**sparse, "end": 0.5}),
+        "90 % zeros, magnitude, distilled": _trained(
+            1.0, 1e-2, prune={**sparse, "end": 0.5}, distil=_from_float32(2.0, 0.5)
+        ),
         "90 % zeros, movement, trained": _trained(1.0, 1e-2, prune={**sparse, "method": "movement"}),
         "half of the channels, no training": lambda problem: lathe.export(lathe.prune_channels(problem.model, 0.5)),
         "half of the channels, trained": _fewer_channels,
         "half of the channels, distilled": lambda problem: _fewer_channels(problem, distil=_from_float32(2.0, 0.5)),
         "a tenth of the weights, alone": _student,
-        "a tenth of the weights, distilled": lambda problem: _student(problem, distil=_from_float32(4.0, 0.9)),
+        "a tenth of the weights, distilled": lambda problem: _student(problem, distil=_from_float32(2.0, 0.5)),
     }
 
 

@@ -32,7 +32,7 @@ SLOW_TO_IMPORT = ("tests/core/conformance/",)
 
 def select(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The fast tests, and all others."""
-    left_out = _left_out()
+    left_out = not_fast_functions()
     seen: set[tuple[str, str]] = set()
     fast: list[pytest.Item] = []
     others: list[pytest.Item] = []
@@ -63,7 +63,7 @@ def keep_first_cases(metafunc: pytest.Metafunc) -> None:
 
 def is_left_out(path: Path, root: Path) -> bool:
     """Whether a file has no fast test, or is slow to import."""
-    left_out = _left_out()
+    left_out = not_fast_functions()
     file = path.relative_to(root).as_posix()
     if file.startswith(SLOW_TO_IMPORT):
         return True
@@ -72,7 +72,7 @@ def is_left_out(path: Path, root: Path) -> bool:
 
 
 @functools.cache
-def _left_out() -> frozenset[str]:
+def not_fast_functions() -> frozenset[str]:
     """The functions that `tests/not_fast.txt` lists."""
     return frozenset(NOT_FAST.read_text().splitlines()) if NOT_FAST.exists() else frozenset()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests.fast import NOT_FAST
+from tests.fast import not_fast_functions
 
 # The tests of these folders share data that take a process several seconds, so one process runs them all.
 TOGETHER = ("tests/core/conformance/",)
@@ -52,5 +52,5 @@ def unit(nodeid: str) -> str:
 
 def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """The tests in an order that begins with those of files with many slow functions: see tests/fast.py."""
-    slow = Counter(map(unit, NOT_FAST.read_text().splitlines()))
+    slow = Counter(map(unit, not_fast_functions()))
     return sorted(items, key=lambda item: -slow[unit(item.nodeid)])

@@ -95,6 +95,7 @@ class Engine:
         tokens, is_open = _tokens(settings), settings.open_management
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=is_open)
         plane = DataPlane(registry, authority, _quotas(settings, authority), strict=settings.strict_readiness)
+        plane.token_quotas = _token_quotas(settings, authority)
         plane.tracing = _tracing(settings)
         plane.regions = Regions(_allows_shared_memory(settings, authority), settings.max_body)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), plane, BodyReader(settings, plane))
@@ -112,6 +113,14 @@ def _quotas(settings: Settings, authority: Authority) -> Quotas | None:
     if rate is None and settings.keys_file is None:
         return None
     return Quotas(None if rate is None else Quota.of(rate, settings.client_burst), authority.quota)
+
+
+def _token_quotas(settings: Settings, authority: Authority) -> Quotas | None:
+    rate = settings.client_token_rate
+    if rate is None and settings.keys_file is None:
+        return None
+    quota = None if rate is None else Quota.of_tokens(rate, settings.client_token_burst)
+    return Quotas(quota, authority.token_quota, "tokens")
 
 
 def _tokens(settings: Settings) -> Tokens | None:
@@ -233,7 +242,7 @@ def assemble(
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
     texts = TextBook()
-    app.include_router(openai_routes(plane, texts))
+    app.include_router(openai_routes(plane, texts, engine.reading))
     app.include_router(generate_routes(plane, texts))
     collectors = [
         *collectors,

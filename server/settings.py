@@ -151,6 +151,17 @@ class Settings(BaseSettings):
         description="Rows that a client may send at once under the rate limit. Unset: those of one second, at least "
         "one.",
     )
+    client_token_rate: float | None = Field(
+        None,
+        ge=LEAST_RATE,
+        description="Limit of language models' tokens per second of each client, prompts and generated texts together; "
+        "further requests get 429. Unset: no limit.",
+    )
+    client_token_burst: float | None = Field(
+        None,
+        ge=1,
+        description="Tokens that a client may use at once under this limit. Unset: those of one minute, at least one.",
+    )
 
     # gRPC
     grpc_keepalive_time: float = Field(

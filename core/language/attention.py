@@ -102,10 +102,45 @@ def attend(query: Tensor, key: Tensor, value: Tensor, places: Places, window: in
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The cached keys [pages, kv_heads, size, page] and values [pages, kv_heads, page, size] of a layer."""
+    """The cached keys [pages, kv_heads, size, page] and values [pages, kv_heads, page, size] of a layer.
+
+    A cache of int8 has the scales of both, [pages, kv_heads, page, 1], of each token and head.
+    """
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        found = {"keys": self.keys, "values": self.values}
+        if self.key_scales is not None and self.value_scales is not None:
+            found |= {"key_scales": self.key_scales, "value_scales": self.value_scales}
+        return found
+
+    def written(self, key: Tensor, value: Tensor, slots: Tensor) -> LayerCache:
+        """The cache with keys and values [n, kv_heads, size] of tokens at these slots."""
+        if self.key_scales is None or self.value_scales is None:
+            keys = self.keys.op("CacheWrite", key, slots, transposed=1)
+            return LayerCache(keys, self.values.op("CacheWrite", value, slots))
+        (key, key_scale), (value, value_scale) = _codes(key), _codes(value)
+        return LayerCache(
+            self.keys.op("CacheWrite", key, slots, transposed=1),
+            self.values.op("CacheWrite", value, slots),
+            self.key_scales.op("CacheWrite", key_scale, slots),
+            self.value_scales.op("CacheWrite", value_scale, slots),
+        )
+
+
+_LEAST_SCALE = 1e-30  # so that rows of zeros are divided by a number
+
+
+def _codes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., size] as int8 of -127 to 127, and their scales [..., 1]: the largest magnitude is 127."""
+    scales = rows.abs().amax(-1, keepdim=True) * (1 / 127)
+    return (rows / scales.clamp(_LEAST_SCALE)).op("Round").to(DType.INT8), scales
 
 
 def attend_cached(
@@ -115,14 +150,13 @@ def attend_cached(
 
     Queries [n, heads, size], keys and values [n, kv_heads, size] -> the shape of the queries, and the next cache.
     """
-    keys = cache.keys.op("CacheWrite", key, places.slots, transposed=1)
-    values = cache.values.op("CacheWrite", value, places.slots)
+    cache = cache.written(key, value, places.slots)
     scale = 1 / math.sqrt(query.extent(2))
     found = query.op(
-        "CachedAttention", keys, values, places.positions, places.sequences, places.tables,
-        scale=scale, window=window or 0,
+        "CachedAttention", cache.keys, cache.values, places.positions, places.sequences, places.tables,
+        cache.key_scales, cache.value_scales, scale=scale, window=window or 0,
     )  # fmt: skip
-    return found, LayerCache(keys, values)
+    return found, cache
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:

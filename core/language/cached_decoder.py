@@ -17,6 +17,8 @@ from lathe.core.language.packed_decoder import PackedDecoder, compiled_head, com
 from lathe.core.language.weight_sources import StoredWeight
 from lathe.core.runtime.host.memory import owner_of, release_pages, return_to_system
 
+CACHE_TYPES = ("float32", "float16", "bfloat16", "int8")
+
 
 class CachedDecoder(PackedDecoder):
     """Runs tokens of many sequences together: implements `lathe.core.language.token_runner.TokenRunner`.
@@ -41,9 +43,10 @@ class CachedDecoder(PackedDecoder):
         """Compile the decoder for runs of at most `capacity` tokens, and claim the memory of the cache.
 
         The cache has `pages` pages of `page_size` tokens, a multiple of 8 up to 64, in elements of `cache_dtype`:
-        float32, float16 or bfloat16. `page_bytes` (in `cached_graph.py`) gives the bytes of a page. ValueError for
-        other numbers; MemoryError if the cache does not fit. `precision` is that of `lathe.compile`. Weights that a
-        GGUF file holds in 4 or 8 bits stay in these bits. Chunks choose one of the `adapters` by its number from 1 on.
+        float32, float16, bfloat16 or int8 with a scale for each token and head. `page_bytes` (in `cached_graph.py`)
+        gives the bytes of a page. ValueError for other numbers; MemoryError if the cache does not fit. `precision` is
+        that of `lathe.compile`. Weights that a GGUF file holds in 4 or 8 bits stay in these bits. Chunks choose one of
+        the `adapters` by its number from 1 on.
         """
         if pages < 1 or capacity < 1 or page_size not in range(8, 65, 8):
             raise ValueError(
@@ -83,6 +86,6 @@ class CachedDecoder(PackedDecoder):
 
 
 def _cache_dtype(name: str) -> DType:
-    if name not in ("float32", "float16", "bfloat16"):
-        raise ValueError(f"cache_dtype: expected float32, float16 or bfloat16, got {name!r}")
+    if name not in CACHE_TYPES:
+        raise ValueError(f"cache_dtype: expected one of {', '.join(CACHE_TYPES)}, got {name!r}")
     return DType.parse(name)

@@ -26,10 +26,17 @@ class CacheLayout:
     page_size: int
     dtype: DType = DType.FLOAT32
 
-    def shapes(self, settings: CacheSizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of keys and values of a layer."""
+    def types(self, settings: CacheSizes) -> dict[str, TensorType]:
+        """The types of the parts of a layer's cache (`LayerCache.parts`), in order."""
         heads, size = settings.kv_heads, settings.head_size
-        return (self.pages, heads, size, self.page_size), (self.pages, heads, self.page_size, size)
+        found = {
+            "keys": TensorType(self.dtype, (self.pages, heads, size, self.page_size)),
+            "values": TensorType(self.dtype, (self.pages, heads, self.page_size, size)),
+        }
+        if self.dtype is DType.INT8:
+            scales = TensorType(DType.FLOAT32, (self.pages, heads, self.page_size, 1))
+            found |= {"key_scales": scales, "value_scales": scales}
+        return found
 
     def nbytes(self, settings: CacheSizes) -> int:
         """The bytes of the whole cache."""
@@ -52,8 +59,12 @@ class CacheSizes(Protocol):
 
 
 def page_bytes(settings: CacheSizes, page_size: int = 32, dtype: DType = DType.FLOAT32) -> int:
-    """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers."""
-    return 2 * settings.layers * settings.kv_heads * settings.head_size * page_size * dtype.itemsize
+    """The bytes of one page of the cache: keys and values of `page_size` tokens in all layers.
+
+    With int8 each row of a head has a scale of 4 bytes.
+    """
+    row = settings.head_size * dtype.itemsize + (4 if dtype is DType.INT8 else 0)
+    return 2 * settings.layers * settings.kv_heads * page_size * row
 
 
 def step_graph(
@@ -67,15 +78,15 @@ def step_graph(
     `adapters` the last input is `adapters` int64 [n]: the number of each token's adapter from 1 on, 0 for none.
     """
     settings = decoder.settings
-    keys, values = (TensorType(layout.dtype, shape) for shape in layout.shapes(settings))
+    parts = layout.types(settings)
     inputs: dict[str, TensorType | str] = {"embedded": f"float32[n,{settings.width}]"}
     inputs |= dict.fromkeys(("positions", "sequences", "slots"), "int64[n]")
     inputs["tables"] = f"int64[n,{layout.table_pages(settings.context)}]"
     for layer in range(settings.layers):
-        inputs |= {f"keys.{layer}": keys, f"values.{layer}": values}
+        inputs |= {f"{name}.{layer}": type_ for name, type_ in parts.items()}
 
     graph = traced_with_codes(decoder, _Step, inputs, (), settings.family, precision, adapters)
-    return with_states(graph, layout)
+    return with_states(graph)
 
 
 def head_graph(decoder: Decoder, precision: str = "float32") -> Graph:
@@ -92,11 +103,12 @@ class _Step(Module):
         self, embedded: Tensor, positions: Tensor, sequences: Tensor, slots: Tensor, tables: Tensor, *pages: Tensor
     ) -> dict[str, Tensor]:
         places = cache_places(positions, sequences, slots, tables, self.decoder.settings)
-        caches = [LayerCache(*pages[i : i + 2]) for i in range(0, len(pages), 2)]
+        size = len(pages) // self.decoder.settings.layers
+        caches = [LayerCache(*pages[i : i + size]) for i in range(0, len(pages), size)]
         hidden, following = self.decoder.model.cached(embedded, places, caches)
         outputs = {"hidden": hidden}
         for layer, cache in enumerate(following):
-            outputs |= {f"next.keys.{layer}": cache.keys, f"next.values.{layer}": cache.values}
+            outputs |= {f"next.{name}.{layer}": part for name, part in cache.parts.items()}
         return outputs
 
 
@@ -108,15 +120,14 @@ class _Head(Module):
         return self.decoder.logits(hidden)
 
 
-def with_states(graph: Graph, layout: CacheLayout) -> Graph:
-    """The graph with its inputs `keys.*` and `values.*` as states, whose next values are the outputs `next.*`.
+def with_states(graph: Graph) -> Graph:
+    """The graph with the inputs `NAME` that have an output `next.NAME` as states, whose next values these are.
 
     The states begin with zeros, which take no memory here.
     """
     following = {value.name: value for value in graph.outputs}
-    zero = np.zeros((), layout.dtype.numpy)
     for value in [value for value in graph.inputs if f"next.{value.name}" in following]:
-        initial = np.broadcast_to(zero, value.tensor.evaluate({}))
+        initial = np.broadcast_to(np.zeros((), value.dtype.numpy), value.tensor.evaluate({}))
         graph.states.append(State(value, following[f"next.{value.name}"], initial))
     states = {state.value for state in graph.states}
     graph.inputs = [value for value in graph.inputs if value not in states]

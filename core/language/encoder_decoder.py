@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from lathe.core.errors import UnsupportedError
@@ -17,6 +17,7 @@ from lathe.core.language.folder_texts import folder_tokenizer
 from lathe.core.language.json_file import read_json
 from lathe.core.language.log_mel import LogMel
 from lathe.core.language.safetensors import read_checkpoint
+from lathe.core.language.speech_tokens import SpeechTokens, read_speech_tokens
 from lathe.core.language.t5 import T5, T5Settings
 from lathe.core.language.tokenizer import Tokenizer
 from lathe.core.language.weight_sources import check_sizes, load_weights
@@ -38,6 +39,7 @@ class EncoderDecoderModel:
     settings: EncoderDecoderSettings
     module: T5 | Whisper
     _tokenizer: Callable[[], Tokenizer] = field(repr=False)
+    _speech_tokens: Callable[[], SpeechTokens] | None = field(default=None, repr=False)
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,6 +75,16 @@ class EncoderDecoderModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. ModelError if the folder has none; UnsupportedError without the library `tokenizers`."""
         return self._tokenizer()
+
+    @cached_property
+    def speech_tokens(self) -> SpeechTokens:
+        """For Whisper: the tokens in `generation_config.json`; raises as `read_speech_tokens`.
+
+        UnsupportedError for others.
+        """
+        if self._speech_tokens is None:
+            raise UnsupportedError(f"{self.settings.family} has no sound as input")
+        return self._speech_tokens()
 
     @property
     def _source(self) -> dict[str, str]:
@@ -122,4 +134,7 @@ def load_encoder_decoder(path: str | os.PathLike[str]) -> EncoderDecoderModel:
         module: T5 | Whisper = T5(settings) if isinstance(settings, T5Settings) else Whisper(settings)
     source = encoder_decoder_files.weight_source(settings, tensors.keys())
     load_weights(module, tensors, source, encoder_decoder_files.UNUSED, where)
-    return EncoderDecoderModel(settings, module, lambda: folder_tokenizer(folder, config))
+    speech = None
+    if isinstance(settings, WhisperSettings):
+        speech = partial(read_speech_tokens, folder, settings.start, settings.vocabulary)
+    return EncoderDecoderModel(settings, module, lambda: folder_tokenizer(folder, config), speech)

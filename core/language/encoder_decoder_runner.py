@@ -106,7 +106,8 @@ class EncoderDecoderRunner:
         pasts = self._cache.read(slots[:, :position])
         for index, name in enumerate(self._names):
             feeds[f"past.{name}"] = pasts[index]
-            feeds[f"source.{name}"] = np.concatenate([arrays[index] for arrays in sources])
+            of_layer = [arrays[index] for arrays in sources]
+            feeds[f"source.{name}"] = of_layer[0] if len(of_layer) == 1 else np.concatenate(of_layer)
         outputs = self._decoder.run(feeds)
         self._cache.write(slots[:, position:], [outputs[f"new.{name}"] for name in self._names])
         logits: NDArray[np.float32] = outputs["logits"]

@@ -105,9 +105,9 @@ def _inputs(sizes: TextSizes, layout: CacheLayout) -> list[onnx.ValueInfoProto]:
     shapes: Mapping[int, list[int | str]] = {1: ["n"], 2: ["n", pages]}
     found = [info(TOKENS, TensorProto.INT64, ["n", 1])]
     found += [info(name, TensorProto.INT64, shapes[rank]) for name, rank in _COUNTS.items()]
-    keys, values = layout.shapes(sizes)
+    types = layout.types(sizes)
     for name in _cache_names(sizes.layers):
-        found.append(info(name, TensorProto.FLOAT, keys if name.startswith("keys") else values))
+        found.append(info(name, TensorProto.FLOAT, types[name.partition(".")[0]].evaluate({})))
     return found
 
 

@@ -34,7 +34,7 @@ class PagedOnnxDecoder(PackedDecoder):
         found = paged_models(parse_model(path.read_bytes(), True), sizes, layout)
         if found is None:
             return None
-        step = with_states(import_model(found.step, ExternalFiles.beside(path)), layout)
+        step = with_states(import_model(found.step, ExternalFiles.beside(path)))
         (hidden,) = step.outputs
         dims = [dim if isinstance(dim, int) else str(dim) for dim in hidden.shape]
         info = helper.make_tensor_value_info(hidden.name, hidden.dtype.onnx_code, dims)

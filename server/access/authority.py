@@ -161,6 +161,11 @@ class Authority:
         key = self._ring.keys.get(client)
         return None if key is None else key.quota
 
+    def token_quota(self, client: str) -> Quota | None:
+        """Return the limit of language models' tokens of the API key with this id; None as for `quota`."""
+        key = self._ring.keys.get(client)
+        return None if key is None else key.token_quota
+
     async def refused(self, authorization: str, scope: Scope) -> ServerError:
         """Wait until the header's key is not valid any more, or has `scope` for no model; returns that error.
 

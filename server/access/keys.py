@@ -41,7 +41,7 @@ class Key:
     `name` is for people; several keys may have the same name. `digest` is the secret's SHA-256 in hexadecimal, empty
     for a token. `models` are names or patterns (`*`, `?`, `[...]`). `created` and `expires` are seconds since 1970;
     `expires` None: never. `rate` (rows per second) and `burst` (rows at once) replace the server's rate limit for
-    clients.
+    clients, `token_rate` and `token_burst` its limit of the tokens of language models.
     """
 
     id: str
@@ -53,11 +53,18 @@ class Key:
     expires: int | None = None
     rate: float | None = None
     burst: float | None = None
+    token_rate: float | None = None
+    token_burst: float | None = None
 
     @property
     def quota(self) -> Quota | None:
         """The key's rate limit; None if the server's limit applies."""
         return None if self.rate is None else Quota.of(self.rate, self.burst)
+
+    @property
+    def token_quota(self) -> Quota | None:
+        """The key's limit of the tokens of language models; None if the server's limit applies."""
+        return None if self.token_rate is None else Quota.of_tokens(self.token_rate, self.token_burst)
 
     @property
     def identity(self) -> str:
@@ -110,14 +117,15 @@ def make_key(
     now: int,
     expires: int | None,
     quota: tuple[float | None, float | None] = (None, None),
+    token_quota: tuple[float | None, float | None] = (None, None),
 ) -> tuple[Key, str]:
     """Return a new key and its credential `lathe_<id>_<secret>`; neither is stored.
 
     The credential cannot be computed from the key. `now` and `expires` are seconds since 1970; `quota` is the key's
-    `rate` and `burst`.
+    `rate` and `burst`, `token_quota` its `token_rate` and `token_burst`.
     """
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota)
+    key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota, *token_quota)
     return key, f"lathe_{identity}_{secret}"
 
 
@@ -159,25 +167,27 @@ def _parse(entry: object) -> Key:
         } if all(isinstance(model, str) for model in models) and len(digest) == 64:
             try:
                 allowed = frozenset(map(Scope, scopes))
-                return Key(identity, name, digest, allowed, tuple(models), created, expires, *_quota(rest))
+                quotas = *_quota(rest, ""), *_quota(rest, "token_")
+                return Key(identity, name, digest, allowed, tuple(models), created, expires, *quotas)
             except ValueError as error:
                 raise DamagedKeys(f"keys: {identity}: {error}") from error
     raise DamagedKeys("keys: expected id, name, digest, scopes, models, created and expires in each")
 
 
-def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
+def _quota(entry: Mapping[Any, object], prefix: str) -> tuple[float | None, float | None]:
     """Return rate and burst of an entry, None for a missing field. Files of older versions have neither field.
 
-    Raises ValueError for a burst without a rate, a rate below `LEAST_RATE`, a burst below 1, and other types.
+    `prefix`: of the names of the fields. Raises ValueError for a burst without a rate, a rate below `LEAST_RATE`, a
+    burst below 1, and other types.
     """
-    match entry.get("rate"), entry.get("burst"):
+    match entry.get(f"{prefix}rate"), entry.get(f"{prefix}burst"):
         case (None, None):
             return None, None
         case (int() | float() as rate, None) if rate >= LEAST_RATE:
             return rate, None
         case (int() | float() as rate, int() | float() as burst) if rate >= LEAST_RATE and burst >= 1:
             return rate, burst
-    raise ValueError(f"expected a rate from {LEAST_RATE:g}, and a burst of 1 or more only beside a rate")
+    raise ValueError(f"expected a {prefix}rate from {LEAST_RATE:g}, and a burst of 1 or more only beside a rate")
 
 
 def _digest(secret: str) -> str:

@@ -73,6 +73,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("POST", "/v1/completions"): Scope.INFER,
     ("POST", "/v1/embeddings"): Scope.INFER,
     ("POST", "/v1/rerank"): Scope.INFER,
+    ("POST", "/v1/audio/transcriptions"): Scope.INFER,
     ("GET", "/api/v1/models"): Scope.READ,
     ("GET", _MODEL): Scope.READ,
     ("GET", f"{_MODEL}/versions"): Scope.READ,
@@ -102,7 +103,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
 MODEL_CHECKED_LATER = frozenset(route for route in ROUTES if route[1].startswith("/v1/"))
 
 # Routes whose bodies are files, with larger limits of size and time.
-UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET)})
+UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET), ("POST", "/v1/audio/transcriptions")})
 
 # The scope that each gRPC method needs; `GRPC_CHANGES` has another one for some requests.
 GRPC_METHODS: dict[str, RequiredScope] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from lathe.server.archive import DRAFT, stored_adapters
 from lathe.server.backends.base import MemoryNeeds
 from lathe.server.errors import Unprocessable, Unsupported
+from lathe.server.fair_slots import FairSlots
 from lathe.server.types import Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class TextModel:
     def __init__(self, generator: TextGenerator, memory_bytes: int, closed: Callable[[], None] = lambda: None) -> None:
         """`closed` is called when the memory is free."""
         self.generator = generator
+        # Of transcriptions: each holds the encoder's results of a piece of sound. Admission bounds those that wait.
+        self.slots = FairSlots(generator.sequences, sys.maxsize, "transcriptions")
         self.memory_bytes = memory_bytes
         self.created = int(time.time())  # for the list of models
         self._closed = closed

@@ -51,6 +51,20 @@ def add(
         float | None,
         typer.Option(help="With --rate: allow bursts of this many rows. Default: the rows of one second.", min=1),
     ] = None,
+    token_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Limit language models to this many tokens per second, of prompts and of generated texts. Default: "
+            "LATHE_CLIENT_TOKEN_RATE.",
+            min=LEAST_RATE,
+        ),
+    ] = None,
+    token_burst: Annotated[
+        float | None,
+        typer.Option(
+            help="With --token-rate: allow bursts of this many tokens. Default: the tokens of one minute.", min=1
+        ),
+    ] = None,
 ) -> None:
     """Create an API key and print it. It is shown only once; the file stores its digest.
 
@@ -67,12 +81,15 @@ def add(
     """
     if burst is not None and rate is None:
         raise fail("--burst: expected --rate with it")
+    if token_burst is not None and token_rate is None:
+        raise fail("--token-burst: expected --token-rate with it")
     if days is not None and days > _MOST_DAYS:
         raise fail(f"--days: expected at most {_MOST_DAYS}, got {days:g}")
     now = int(time.time())
     expires = None if days is None else now + int(days * _DAY)
     with _edit_keys(file) as keys:
-        key, secret = make_key(name, scope, model or ["*"], now, expires, (rate, burst))
+        quotas = (rate, burst), (token_rate, token_burst)
+        key, secret = make_key(name, scope, model or ["*"], now, expires, *quotas)
         keys[key.id] = key
     error_console.print(f"key {key.id} for {name}; it will not be shown again:")
     console.print(secret, soft_wrap=True)
@@ -81,7 +98,8 @@ def add(
 @app.command("list")
 def list_keys(file: KeysFile) -> None:
     """List the keys with their names, scopes, models and expiry dates."""
-    columns = (whole_column("id"), "name", "scopes", "models", time_column("created"), time_column("expires"), "rows/s")
+    times, rates = (time_column("created"), time_column("expires")), ("rows/s", "tokens/s")
+    columns = (whole_column("id"), "name", "scopes", "models", *times, *rates)
     console.print(filled_table(columns, map(_key_cells, _read(file).values())))
 
 
@@ -100,9 +118,9 @@ def revoke(
 
 def _key_cells(key: Key) -> tuple[str, ...]:
     expires = local_time(key.expires) if key.expires is not None else "never"
-    rate = "" if key.rate is None else f"{key.rate:g}"
+    rates = ("" if each is None else f"{each:g}" for each in (key.rate, key.token_rate))
     scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
-    return key.id, key.name, scopes, models, local_time(key.created), expires, rate
+    return key.id, key.name, scopes, models, local_time(key.created), expires, *rates
 
 
 def _ids_of(name: str, keys: Mapping[str, Key]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from statistics import fmean
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lathe.core.errors import FeedError, GrammarError, LatheError
 from lathe.core.language.generation.engine import Closed, Engine
@@ -40,7 +40,9 @@ class Texts:
         requests: Sequence[GenerationRequest],
         statistics: TextStatistics,
         trace: TextTrace | None = None,
+        spend: Callable[[int], None] = lambda tokens: None,
     ) -> None:
+        """`spend` is called with the numbers of tokens that texts have got."""
         assert isinstance(servable.model, TextModel)
         self.servable = servable
         self._engine: Engine = servable.model.generator.engine
@@ -48,11 +50,14 @@ class Texts:
         self._log_probabilities: defaultdict[int, list[float]] = defaultdict(list)  # of the tokens so far, by text
         self._statistics = statistics
         self._trace = trace
+        self._spend = spend
+        self._spent: Counter[int] = Counter()  # tokens by text
         self._error: ServerError | None = None
         self._parts: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
         self._cancels: dict[int, Callable[[], None]] = {}  # of the texts that have not ended
         self._nbytes = _TOKEN_BYTES * sum(len(request.prompt) for request in requests)
         self._began = monotonic()
+        self._starts: dict[int, float] = {}  # the time at which each text began
         self._first: dict[int, float] = {}  # the time of each text's first token
         self._admitted = self._failed = False
 
@@ -80,14 +85,28 @@ class Texts:
             raise refusal
         admission.enter(self._nbytes)
         self._admitted = True
-        loop = asyncio.get_running_loop()
         for index, request in enumerate(self._requests):
-            try:
-                self._cancels[index] = self._engine.submit(request, self._listener(loop, index))
-            except LatheError as error:
-                self._failed, failure = True, as_server_error(error)
-                self.servable.stats.refused(failure.code)
-                raise failure from error
+            self.begin(index, request)
+
+    def begin(self, index: int, request: GenerationRequest) -> None:
+        """Begin the text with this number. Raises BadRequest for an impossible request."""
+        self._starts[index] = monotonic()
+        self._cancels[index] = self.submit(request, lambda part: self._parts.put_nowait((index, part)))
+
+    def submit(self, request: GenerationRequest, put: Callable[[Progress], None]) -> Callable[[], None]:
+        """Begin a text whose parts are given to `put` on the event loop; returns the function that cancels it."""
+        loop = asyncio.get_running_loop()
+
+        def on_progress(part: Progress) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(put, part)
+
+        try:
+            return self._engine.submit(request, on_progress)
+        except LatheError as error:
+            self._failed, failure = True, as_server_error(error)
+            self.servable.stats.refused(failure.code)
+            raise failure from error
 
     async def parts(self) -> AsyncIterator[tuple[int, Progress]]:
         """Yield the parts of all texts, each with the index of its request, until all have ended.
@@ -99,17 +118,34 @@ class Texts:
             now = monotonic()
             if index not in self._first and (part.choices or part.end is not None):
                 self._first[index] = now
-                self._statistics.first(now - self._began)
+                self._statistics.first(now - self._starts[index])
             self._log_probabilities[index] += [each.logprob for each in part.choices if each.logprob is not None]
+            self._count(
+                index, len(part.choices) if part.end is None else part.end.generated_tokens - self._spent[index]
+            )
             if part.end is not None:
                 self._ended(index, part.end, now)
                 if part.end.error is not None:
-                    self._failed, error = True, as_server_error(part.end.error)
-                    self._error = error
-                    self.servable.stats.refused(error.code)
-                    self._report_failures(error, 1 + len(self._cancels))
-                    raise error from part.end.error
+                    self.fail(part.end.error, 1 + len(self._cancels))
             yield index, part
+
+    def _count(self, index: int, tokens: int) -> None:
+        if tokens > 0:
+            self._spent[index] += tokens
+            self._spend(tokens)
+
+    def fail(self, cause: Exception, count: int) -> NoReturn:
+        """Note that `count` texts have failed, and raise the ServerError for it."""
+        self._failed, error = True, as_server_error(cause)
+        self._error = error
+        self.servable.stats.refused(error.code)
+        self._report_failures(error, count)
+        raise error from cause
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts have ended."""
+        return not self._cancels
 
     def close(self) -> None:
         """Cancel the texts that have not ended."""
@@ -119,7 +155,7 @@ class Texts:
             return
         self._admitted = False
         stats, now = self.servable.stats, monotonic()
-        if self._cancels and not self._failed:
+        if not self.is_complete and not self._failed:
             stats.cancelled += 1
             for index in self._cancels:
                 if index not in self._first:  # a caller who has seen enough of a text may leave
@@ -133,18 +169,11 @@ class Texts:
         admission.leave(self._nbytes)
         admission.drain.add(1, now)
 
-    def _listener(self, loop: asyncio.AbstractEventLoop, index: int) -> Callable[[Progress], None]:
-        def on_progress(part: Progress) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped
-                loop.call_soon_threadsafe(self._parts.put_nowait, (index, part))
-
-        return on_progress
-
     def _ended(self, index: int, end: End, now: float) -> None:
         del self._cancels[index]
         spent = now - self._first[index]
         if self._trace is not None:
-            self._trace.text(self._began, self._first[index], now, end)
+            self._trace.text(self._starts[index], self._first[index], now, end)
         self._statistics.ended(end.prompt_tokens, end.cached_tokens, end.generated_tokens, spent)
         if end.error is None:
             sure = self._log_probabilities.pop(index, None)

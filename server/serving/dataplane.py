@@ -69,6 +69,7 @@ class DataPlane:
         self.registry = registry
         self.authority = authority
         self.quotas = quotas
+        self.token_quotas: Quotas | None = None  # of the tokens of language models
         self.tracing: Tracing | None = None
         self.regions = Regions()  # of shared memory
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
@@ -188,6 +189,21 @@ class DataPlane:
         except ServerError as error:
             servable.stats.refused(error.code)
             raise
+
+    def charge_tokens(self, servable: Servable, client: str, tokens: int) -> None:
+        """Charge the tokens of a prompt to its client's quota of tokens. Raises QuotaExceeded, and as `charge`."""
+        if not client or self.token_quotas is None:
+            return
+        try:
+            self.token_quotas.take(client, tokens, monotonic())
+        except ServerError as error:
+            servable.stats.refused(error.code)
+            raise
+
+    def spend_tokens(self, client: str, tokens: int) -> None:
+        """Charge tokens that a text has got to its client's quota of tokens, which may be used up before."""
+        if client and self.token_quotas is not None:
+            self.token_quotas.spend(client, tokens, monotonic())
 
     async def execute(
         self,

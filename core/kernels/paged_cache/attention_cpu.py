@@ -29,10 +29,10 @@ _ONE_CHAIN = 8  # vectors of a panel for which `accumulate` adds up in order of 
 
 def generate(spec: CachedAttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    q, keys, values, positions, sequences, tables, y = (
-        k.operand(index, dtype) for index, dtype in enumerate((F32, spec.dtype, spec.dtype, I64, I64, I64, F32))
-    )
-    scratch = k.scratch(7, 4 * sum(spec.scratch_parts), F32)
+    scaled = spec.dtype is DType.INT8
+    types = (F32, spec.dtype, spec.dtype, I64, I64, I64, *((F32, F32) if scaled else ()), F32)
+    q, keys, values, positions, sequences, tables, *scales, y = (k.operand(i, dtype) for i, dtype in enumerate(types))
+    scratch = k.scratch(len(types), 4 * sum(spec.scratch_parts), F32)
     tokens = k.dim(spec.tokens)
     with k.parallel(tokens, spec.kv_heads) as (token, head):
         sequence = sequences.load(token)
@@ -54,7 +54,7 @@ def generate(spec: CachedAttentionSpec, target: Target) -> Kernel:
                 table = tables.at(sequence * k.dim(spec.most))
                 pointers = q.at(_row(spec, token, head)), y.at(_row(spec, token, head))
                 places = positions.at(token)
-                _Task(k, spec, *pointers, keys, values, places, table, scratch, head, count, last).emit()
+                _Task(k, spec, *pointers, keys, values, scales, places, table, scratch, head, count, last).emit()
     return k
 
 
@@ -65,7 +65,10 @@ def _row(spec: CachedAttentionSpec, token: Val, head: Val) -> Val:
 
 @dataclass(frozen=True)
 class _Task:
-    """Generates the code for `count` tokens of one sequence and one head of keys; `last` is the last position."""
+    """Generates the code for `count` tokens of one sequence and one head of keys; `last` is the last position.
+
+    `scales` are those of keys and of values, if the cache has any.
+    """
 
     kernel: Kernel
     spec: CachedAttentionSpec
@@ -73,6 +76,7 @@ class _Task:
     results: Pointer
     keys: Pointer
     values: Pointer
+    scales: Sequence[Pointer]
     positions: Pointer
     table: Pointer
     scratch: Pointer
@@ -116,8 +120,7 @@ class _Task:
             with k.when(~inside):
                 k.refuse(Status.INDEX_OUT_OF_RANGE)
             with k.when(inside):
-                place = (number * spec.kv_heads + self.head) * (spec.size * spec.page)
-                self._page(index * spec.page, place)
+                self._page(index * spec.page, (number * spec.kv_heads + self.head) * spec.page)
         with k.loop(0, self.rows) as row:
             self._finish(row)
 
@@ -129,11 +132,12 @@ class _Task:
         self._total(row).store(k.zeros(F32, spec.lanes))
 
     def _page(self, start: Val, place: Val) -> None:
-        """Add the page whose first key has position `start`, and whose keys and values lie at `place`."""
+        """Add the page whose first key has position `start`; `place` is the number of this key in the cache."""
         k, spec = self.kernel, self.spec
-        keys = self.keys.at(place).converting(F32)
-        self._for_each_tile(spec.score_rows, lambda row, height: self._scores(row, height, keys, start))
-        values = self.values.at(place).converting(F32)
+        keys = self.keys.at(place * spec.size).converting(F32)
+        scales = [each.at(place) for each in self.scales]
+        self._for_each_tile(spec.score_rows, lambda row, height: self._scores(row, height, keys, scales, start))
+        values = self.values.at(place * spec.size).converting(F32)
         # Keys after the last token of the block have no values yet.
         depth = k.ops.min(self.last + 1 - start, spec.page)
         lanes = k.lanes
@@ -157,8 +161,11 @@ class _Task:
                 emit(row, height)
             start = stop
 
-    def _scores(self, row: Val, height: int, keys: Pointer, start: Val) -> None:
-        """Store the powers of `height` rows, and their new maxima, sums and factors of earlier sums."""
+    def _scores(self, row: Val, height: int, keys: Pointer, scales: Sequence[Pointer], start: Val) -> None:
+        """Store the powers of `height` rows, and their new maxima, sums and factors of earlier sums.
+
+        With scales, powers are stored times the scales of the values by which they will be multiplied.
+        """
         k, spec = self.kernel, self.spec
         vectors = spec.page // spec.lanes
         sources = [self._query(row + r) for r in range(height)]
@@ -166,7 +173,10 @@ class _Task:
         grid = accumulate(k, grid, sources, 1, keys, spec.page, spec.size, panel_vectors=_ONE_CHAIN)
         for r, scores in enumerate(grid):
             position = self.positions.load((row + r) // spec.group)
-            self._soften(row + r, [self._visible(score, position, start, v) for v, score in enumerate(scores)])
+            if scales:
+                scores = [score * scales[0].load(v * spec.lanes, spec.lanes) for v, score in enumerate(scores)]
+            visible = [self._visible(score, position, start, v) for v, score in enumerate(scores)]
+            self._soften(row + r, visible, scales[1] if scales else None)
 
     def _query(self, row: Val) -> Pointer:
         spec = self.spec
@@ -182,7 +192,7 @@ class _Task:
             mask = mask & ~k.lane_mask(position + 1 - spec.window - low, spec.lanes)
         return k.ops.select(mask, score * spec.scale, k.constant(-math.inf, F32, spec.lanes))
 
-    def _soften(self, row: Val, scores: list[Val]) -> None:
+    def _soften(self, row: Val, scores: list[Val], value_scales: Pointer | None) -> None:
         k, lanes = self.kernel, self.spec.lanes
         place = self._maximum(row)
         old = place.load()
@@ -193,7 +203,8 @@ class _Task:
         self._factor(row).store(factor.lane(0))
         powers = [exp_of_nonpositive(k.ops, score - new.splat(lanes)) for score in scores]
         for v, power in enumerate(powers):
-            self._powers(row).store(power, v * lanes)
+            stored = power if value_scales is None else power * value_scales.load(v * lanes, lanes)
+            self._powers(row).store(stored, v * lanes)
         total = self._total(row)
         total.store(k.ops.fma(total.load(0, lanes), factor, reduce_pairwise(powers, k.ops.add)))
 

@@ -21,6 +21,7 @@ _SOFTMAX_FLOPS = 12  # per score
 @dataclass(frozen=True)
 class CachedAttentionSpec(KernelSpec):
     """Queries and results [tokens, kv_heads * group, size]; the cache has `count` pages of `page` keys of `dtype`.
+    With int8, scales of keys and values follow the other operands.
 
     A task is one head of keys and up to `block` consecutive tokens of one sequence. Its rows are the heads of queries
     of these tokens that share the head of keys. `lanes` keys lie in a vector of scores. Register tiles have
@@ -72,6 +73,7 @@ def cached_attention(request: Request) -> KernelCall | None:
     """
     node = request.node
     q, keys, tables = node.required_input(0), node.required_input(1), node.required_input(5)
+    scaled = keys.dtype is DType.INT8
     known = [extent for extent in (*keys.shape, *q.shape[1:]) if isinstance(extent, int) and extent]
     if not has_plannable_types(node) or len(known) < len(keys.shape) + len(q.shape) - 1:
         return None
@@ -100,7 +102,7 @@ def cached_attention(request: Request) -> KernelCall | None:
         value_vectors=value_vectors,
     )
     scratch = Scratch(4 * sum(spec.scratch_parts))
-    operands: tuple[Operand, ...] = (*(In(index) for index in range(6)), Out(), scratch)
+    operands: tuple[Operand, ...] = (*(In(index) for index in range(8 if scaled else 6)), Out(), scratch)
     flops = q.tensor.size * _USUAL_KEYS * 4 + q.shape[0] * (heads * _USUAL_KEYS * _SOFTMAX_FLOPS)
     return KernelCall(spec, operands, flops=flops, bytes=traffic(node))
 

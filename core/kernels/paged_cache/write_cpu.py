@@ -10,14 +10,13 @@ from lathe.core.kernels.cpu.nest import for_each_vector, has_masks
 from lathe.core.kernels.paged_cache.write_spec import CacheWriteSpec
 from lathe.core.kernels.target import Target
 
-F32 = DType.FLOAT32
 _TOKENS = 16  # per task
 
 
 def generate(spec: CacheWriteSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     pages, written = k.operand(0, spec.dtype), k.operand(3, spec.dtype)
-    rows, slots = k.operand(1, F32), k.operand(2, DType.INT64)
+    rows, slots = k.operand(1, spec.row_dtype), k.operand(2, DType.INT64)
     tokens, in_place = k.dim(spec.tokens), written.distance_from(pages).equals(0)
     # A copy of all pages comes before all rows, so one task does everything. No plan of a decoder copies.
     chunk = k.ops.select(in_place, k.index(_TOKENS), k.ops.max(tokens, 1))
@@ -48,7 +47,7 @@ def _copy(k: Kernel, spec: CacheWriteSpec, pages: Pointer, written: Pointer, tar
 def _write_token(k: Kernel, spec: CacheWriteSpec, row: Pointer, written: Pointer, slot: Val, target: Target) -> None:
     """Write the heads of one token to its slot; elements are converted to the type of the cache."""
     number, place = slot // spec.page, slot % spec.page
-    begin = written.at(number * (spec.heads * spec.page * spec.size)).converting(F32)
+    begin = written.at(number * (spec.heads * spec.page * spec.size)).converting(spec.row_dtype)
     with k.loop(0, spec.heads) as head:
         source, block = row.at(head * spec.size), begin.at(head * (spec.page * spec.size))
         if spec.transposed:
@@ -62,4 +61,6 @@ def _write_line(k: Kernel, spec: CacheWriteSpec, source: Pointer, line: Pointer,
     def move(i: Val, lanes: int, mask: Val | None) -> None:
         line.store(source.load(i, lanes, mask), i, mask)
 
-    for_each_vector(k, k.index(spec.size), move, target.lanes, has_masks(target, [4, spec.dtype.itemsize]))
+    for_each_vector(
+        k, k.index(spec.size), move, target.lanes, has_masks(target, [spec.row_dtype.itemsize, spec.dtype.itemsize])
+    )

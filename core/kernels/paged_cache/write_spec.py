@@ -15,8 +15,9 @@ from lathe.core.kernels.shared.nest import has_plannable_types
 class CacheWriteSpec(KernelSpec):
     """pages [count, heads, page, size], or if `transposed` [count, heads, size, page], of `dtype`; `tokens` rows.
 
-    The result may lie in the memory of the pages: then nothing but the rows is written. Otherwise the kernel copies all
-    pages first. A slot out of range sets `Status.INDEX_OUT_OF_RANGE`, and its row is skipped.
+    Rows are float32, those for int8 pages int8. The result may lie in the memory of the pages: then nothing but the
+    rows is written. Otherwise the kernel copies all pages first. A slot out of range sets `Status.INDEX_OUT_OF_RANGE`,
+    and its row is skipped.
     """
 
     family: ClassVar[str] = "cache_write"
@@ -28,6 +29,10 @@ class CacheWriteSpec(KernelSpec):
     page: int
     size: int
     transposed: bool
+
+    @property
+    def row_dtype(self) -> DType:
+        return DType.INT8 if self.dtype is DType.INT8 else DType.FLOAT32
 
     @property
     def summary(self) -> str:
@@ -48,4 +53,6 @@ def cache_write(request: Request) -> KernelCall | None:
     spec = CacheWriteSpec(pages.dtype, rows.shape[0], count, heads, page, size, transposed)
     written = product(rows.shape)
     operands = (In(0), In(1), In(2), Out())
-    return KernelCall(spec, operands, inplace=(0,), flops=written, bytes=written * (4 + pages.dtype.itemsize))
+    return KernelCall(
+        spec, operands, inplace=(0,), flops=written, bytes=written * (rows.dtype.itemsize + pages.dtype.itemsize)
+    )

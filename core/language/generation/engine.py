@@ -43,12 +43,17 @@ class Engine:
         prompt_tokens: int = 128,
         drafting: Drafting | None = None,
         start: int | None = None,
+        reads_sound: bool = False,
         name: str = "engine",
     ) -> None:
-        """`start`: for encoder-decoders of texts the token with which texts begin; prompts are then their sources."""
+        """`start`: for encoder-decoders of texts the token with which texts begin; prompts are then their sources.
+
+        `reads_sound`: each request must have a source.
+        """
         self._runner = runner
         self._decode = decode
         self._start = start
+        self._reads_sound = reads_sound
         self._scheduler = Scheduler(
             runner.page_count,
             runner.page_size,
@@ -146,6 +151,8 @@ class Engine:
 
     def _limit(self, request: GenerationRequest) -> int:
         length = len(request.prompt)
+        if self._reads_sound and request.source is None:
+            raise FeedError("model: it transcribes sound, and answers no prompts: expected /v1/audio/transcriptions")
         if not length:
             raise FeedError("prompt: expected at least one token")
         if length >= self.context:

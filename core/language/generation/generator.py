@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lathe.core.errors import FeedError, ModelError, UnsupportedError
+from lathe.core.ir.types import DType
 from lathe.core.language.adapters import Adapter, read_adapter
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
@@ -37,6 +38,8 @@ from lathe.core.language.text_sizes import TextSizes
 from lathe.core.language.token_bytes import TokenBytes
 from lathe.core.language.token_runner import Chunk, TokenRunner
 from lathe.core.language.tokenizer import Tokenizer
+from lathe.core.language.transcriber import Transcriber
+from lathe.core.language.whisper import WhisperSettings
 
 _PAGE_SIZE = 32  # tokens
 _CAPACITY = 512  # tokens of a run
@@ -50,15 +53,31 @@ Model = LanguageModel | OnnxDecoder | EncoderDecoderModel
 
 
 def make_runner(model: Model, options: GeneratorOptions, adapters: Sequence[Adapter] = ()) -> TokenRunner:
-    """The runner of a model that is served; `adapters` are those of a `LanguageModel`."""
-    sizes = text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
-    pages, threads = page_count(sizes, options.cache_bytes), options.threads
+    """The runner of a model that is served; `adapters` are those of a `LanguageModel`.
+
+    UnsupportedError for a `cache_dtype` other than float32, unless the model is a `LanguageModel`.
+    """
+    pages, threads = page_count(model, options), options.threads
+    if isinstance(model, LanguageModel):
+        return _decoder(model, pages, options, adapters)
+    if options.cache_dtype != "float32":
+        raise UnsupportedError("cache_dtype: only decoders from Hugging Face folders and GGUF files have other types")
     if isinstance(model, OnnxDecoder):
         return _onnx_runner(model, pages, threads)
-    if isinstance(model, EncoderDecoderModel):
-        return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
+    return EncoderDecoderRunner(model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads)
+
+
+def _decoder(
+    model: LanguageModel, pages: int, options: GeneratorOptions, adapters: Sequence[Adapter] = ()
+) -> CachedDecoder:
     return CachedDecoder(
-        model, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=threads, adapters=adapters
+        model,
+        pages=pages,
+        page_size=_PAGE_SIZE,
+        capacity=_CAPACITY,
+        threads=options.threads,
+        cache_dtype=options.cache_dtype,
+        adapters=adapters,
     )
 
 
@@ -79,8 +98,7 @@ def make_drafting(model: Model, options: GeneratorOptions, draft: LanguageModel 
         raise ModelError("speculation: 'model' needs a draft model, which this version lacks", where="generation")
     if draft.tokenizer.library.get_vocab() != model.tokenizer.library.get_vocab():
         raise ModelError("the draft model has another vocabulary than the model", where="draft")
-    pages = page_count(model.settings, options.cache_bytes)  # as many tokens as in the cache of the model
-    runner = CachedDecoder(draft, pages=pages, page_size=_PAGE_SIZE, capacity=_CAPACITY, threads=options.threads)
+    runner = _decoder(draft, page_count(model, options), options)  # as many tokens as in the model's cache
     runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])
     return Drafting(ModelDrafter(runner, model.settings.vocabulary), options.draft_tokens)
 
@@ -104,22 +122,47 @@ def _onnx_runner(model: OnnxDecoder, pages: int, threads: int | None) -> TokenRu
 def load_model(path: Path) -> Model:
     """The model in a Hugging Face folder or a GGUF file, or as ONNX file with past in a folder.
 
-    Raises as `load_language_model`, `load_onnx_decoder` and `load_encoder_decoder`. UnsupportedError for a Whisper.
+    Raises as `load_language_model`, `load_onnx_decoder` and `load_encoder_decoder`.
     """
     if path.is_dir() and onnx_decoder_file(path) is not None:
         return load_onnx_decoder(path)
-    if not path.is_dir() or not is_encoder_decoder(path):
-        return load_language_model(path)
-    model = load_encoder_decoder(path)
-    if not isinstance(model.settings, T5Settings):
-        raise UnsupportedError(f"{model.settings.family} reads sound: it does not answer prompts", where=path.name)
-    return model
+    is_pair = path.is_dir() and is_encoder_decoder(path)
+    return load_encoder_decoder(path) if is_pair else load_language_model(path)
 
 
-def page_count(settings: DecoderSettings | TextSizes, cache_bytes: int) -> int:
-    """The pages of a cache of this size: at least one, and no more than all texts that run at once can use."""
-    most = SEQUENCES * -(-settings.context // _PAGE_SIZE)
-    return max(1, min(most, cache_bytes // page_bytes(settings, _PAGE_SIZE)))
+def page_count(model: Model, options: GeneratorOptions) -> int:
+    """The pages of a cache of this size: at least one, and no more than all texts that run at once can use.
+
+    The cache of a Whisper has the keys and values of sounds, too, so it has pages for `sequence_count` texts.
+    """
+    sizes = _sizes(model)
+    most = sequence_count(model, options) * -(-sizes.context // _PAGE_SIZE)
+    return most if _reads_sound(model) else max(1, min(most, options.cache_bytes // _page_bytes(sizes, options)))
+
+
+def sequence_count(model: Model, options: GeneratorOptions) -> int:
+    """The most texts that run at once."""
+    return max(1, min(SEQUENCES, options.cache_bytes // _sound_bytes(model))) if _reads_sound(model) else SEQUENCES
+
+
+def _sound_bytes(model: Model) -> int:
+    """The bytes of all keys and values of one text of a Whisper: those of the sound, and of the longest text."""
+    assert isinstance(model.settings, WhisperSettings)
+    sizes, positions = _sizes(model), model.settings.encoder.positions
+    pages = -(-sizes.context // _PAGE_SIZE)
+    return page_bytes(sizes, positions) + pages * page_bytes(sizes, _PAGE_SIZE)
+
+
+def _reads_sound(model: Model) -> bool:
+    return isinstance(model.settings, WhisperSettings)
+
+
+def _sizes(model: Model) -> DecoderSettings | TextSizes:
+    return text_sizes(model) if isinstance(model, EncoderDecoderModel) else model.settings
+
+
+def _page_bytes(settings: DecoderSettings | TextSizes, options: GeneratorOptions) -> int:
+    return page_bytes(settings, _PAGE_SIZE, DType.parse(options.cache_dtype))
 
 
 def memory_bytes(
@@ -131,11 +174,12 @@ def memory_bytes(
     damaged file.
     """
     found = _weight_bytes(path) + options.cache_bytes + _adapter_bytes(adapters or {})
+    if path.is_dir() and is_encoder_decoder(path) and _reads_sound(speech := load_encoder_decoder(path)):
+        found += max(0, _sound_bytes(speech) - options.cache_bytes)
     if draft is not None and options.speculation in (None, "model"):
         settings, model = load_language_model(draft).settings, load_model(path)
         if isinstance(model, LanguageModel):
-            pages = page_count(model.settings, options.cache_bytes)
-            found += _weight_bytes(draft) + pages * page_bytes(settings, _PAGE_SIZE)
+            found += _weight_bytes(draft) + page_count(model, options) * _page_bytes(settings, options)
     return found
 
 
@@ -172,7 +216,8 @@ def _element_bytes(tensor: StoredTensor) -> float:
 class TextGenerator:
     """Generates texts with a language model. `close` ends all texts, and frees the memory.
 
-    `adapters` has the number of each adapter by name, for `GenerationRequest.adapter`.
+    `adapters` has the number of each adapter by name, for `GenerationRequest.adapter`. `transcriber` makes the requests
+    for a Whisper, None for other models. `sequences`: the most texts that run at once.
     """
 
     def __init__(
@@ -191,11 +236,20 @@ class TextGenerator:
         options = options or GeneratorOptions()
         drafting = make_drafting(model, options, draft)
         runner = make_runner(model, options, list(given.values()))
-        start = model.settings.start if isinstance(model, EncoderDecoderModel) else None
-        if start is None:
+        self.transcriber: Transcriber | None = None
+        if isinstance(model, EncoderDecoderModel) and _reads_sound(model):
+            self.transcriber = Transcriber(model, options.threads)
+        if not isinstance(model, EncoderDecoderModel):
             runner.run([Chunk(np.zeros(1, np.int64), 0, (0,))])  # what is compiled at the first run is compiled now
+        self.sequences = sequence_count(model, options)
         self.engine = Engine(
-            runner, self.tokenizer.decode, sequences=SEQUENCES, drafting=drafting, start=start, name=name
+            runner,
+            self.tokenizer.decode,
+            sequences=self.sequences,
+            drafting=drafting,
+            start=model.settings.start if isinstance(model.settings, T5Settings) else None,
+            reads_sound=self.transcriber is not None,
+            name=name,
         )
 
     @classmethod
@@ -262,3 +316,5 @@ class TextGenerator:
 
     def close(self) -> None:
         self.engine.close()
+        if self.transcriber is not None:
+            self.transcriber.close()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from lathe.core.language.constraint import Constraint
 from lathe.core.language.sampling import Choice, SamplingSettings
 from lathe.core.language.source import Source
+from lathe.core.language.token_filter import TokenFilter
 
 EndReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -17,11 +17,12 @@ EndReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 class GenerationRequest:
     """One text to generate.
 
-    `constraint`: the state of a grammar that the text must match, for this request alone. `max_tokens`: at most this
-    many tokens; None for as many as fit. `stops`: the text ends before the first of these strings. `end_tokens` end the
-    text and have no text of their own. Requests of higher `priority` go first; among requests of one priority, the
-    `client`s get equal shares of the tokens. `adapter`: the number of the runner's adapter from 1 on, 0 for none.
-    `source`: what an encoder-decoder reads; the prompt is then the beginning of the text.
+    `constraint`: the state of a grammar that the text must match, or another filter, for this request alone.
+    `max_tokens`: at most this many tokens; None for as many as fit. `stops`: the text ends before the first of these
+    strings. `end_tokens` end the text and have no text of their own. Requests of higher `priority` go first; among
+    requests of one priority, the `client`s get equal shares of the tokens. `adapter`: the number of the runner's
+    adapter from 1 on, 0 for none. `source`: what an encoder-decoder reads; the prompt is then the beginning of the
+    text.
     """
 
     prompt: tuple[int, ...]
@@ -31,7 +32,7 @@ class GenerationRequest:
     end_tokens: frozenset[int] = frozenset()
     priority: int = 0
     client: str = ""
-    constraint: Constraint | None = None
+    constraint: TokenFilter | None = None
     adapter: int = 0
     source: Source | None = None
 

@@ -38,6 +38,7 @@ class BodyReader:
         self._plane = plane
         self.ledger = MemoryLedger(settings.max_receiving)
         self.readers = ReaderThreads()
+        self.most_bytes = settings.max_body
 
     def json_size(self, size: int, json_bytes: int | None) -> int:
         """The bytes of JSON in a body of `size` bytes; `json_bytes` is the header's value, None without one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,9 +12,12 @@ from fastapi import APIRouter, Request, Response
 
 from lathe.core.errors import GrammarError, LatheError
 from lathe.core.language.generation.request import GenerationRequest
+from lathe.core.language.sampling import SamplingSettings, random_seed
+from lathe.core.language.transcriber import seconds_of
 from lathe.server.access.authority import Caller
 from lathe.server.access.scopes import Scope
-from lathe.server.api.inference.asgi import client_address
+from lathe.server.api.inference.asgi import client_address, client_id
+from lathe.server.api.inference.body_reader import BodyReader
 from lathe.server.api.openai.chat import ChatAnswer
 from lathe.server.api.openai.completions import CompletionAnswer
 from lathe.server.api.openai.embeddings import EmbeddingAnswer
@@ -28,18 +32,23 @@ from lathe.server.api.openai.schemas import (
     RerankRequest,
     TextRequest,
     TextSettings,
+    TranscriptionRequest,
 )
 from lathe.server.api.openai.tool_calls import BEGIN
+from lathe.server.api.openai.transcription import TranscriptionAnswer
+from lathe.server.api.openai.transcription_form import MOST_BYTES, asked_fields, read_sound, receive_form
 from lathe.server.backends.language import TextModel
 from lathe.server.errors import BadRequest, NotFound, ServerError
 from lathe.server.generation.statistics import TextBook
 from lathe.server.generation.texts import Texts, as_server_error
+from lathe.server.generation.transcription import Transcription
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
 
 if TYPE_CHECKING:
     from lathe.core.language.constraint import Constraint
     from lathe.core.language.generation.generator import TextGenerator
+    from lathe.server.telemetry.text_trace import TextTrace  # opentelemetry is installed by an extra
 
 _MOST_PROMPTS = 64
 _EVENTS: dict[int | str, dict[str, Any]] = {
@@ -52,6 +61,12 @@ _GENERATED: dict[bool, dict[int | str, dict[str, Any]]] = {
     False: {200: {"description": "The text.", "content": {"application/json": {"schema": {"type": "object"}}}}},
     True: {200: {"description": "An event for each part of the text.", "content": {"text/event-stream": {}}}},
 }
+_TRANSCRIPT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The text; with `stream` as server-sent events, the last of which is `transcript.text.done`.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/plain": {}, "text/event-stream": {}},
+    }
+}
 _EMBEDDINGS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The embeddings.", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
@@ -61,8 +76,8 @@ _RANKING: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
-    """The routes below /v1."""
+def openai_routes(plane: DataPlane, book: TextBook, reading: BodyReader) -> APIRouter:
+    """The routes below /v1. `reading` has the memory and the threads for files."""
     routes = APIRouter(prefix="/v1", tags=["OpenAI"])
     _add_models(routes, plane)
     service = _Service(plane, book)
@@ -88,6 +103,13 @@ def openai_routes(plane: DataPlane, book: TextBook) -> APIRouter:
         """Order documents by their relevance to a query."""
         servable, client = _route(plane, request, *_model_and_version(asked.model))
         return RerankAnswer(plane, servable, client, asked)
+
+    @routes.post(
+        "/audio/transcriptions", responses=_TRANSCRIPT, response_class=Response, openapi_extra=_transcription_body()
+    )
+    async def transcribe(request: Request) -> Response:
+        """Return the text of a sound."""
+        return await service.transcribe(request, reading)
 
     return routes
 
@@ -209,9 +231,34 @@ class _Service:
             client=client,
             adapter=adapter,
         )
-        texts = self._begin(request, servable, [wanted])
+        texts = self._begin(request, servable, client, [prompt], [wanted])
         prefix = "" if asked.exclude_input_in_output else asked.text_input
         return GenerateAnswer(texts, asked.id, prefix, streams=streams)
+
+    async def transcribe(self, request: Request, reading: BodyReader) -> Response:
+        with reading.ledger.claim(client_id(request.scope)) as claim:
+            form = await receive_form(request, claim, reading.readers, min(MOST_BYTES, reading.most_bytes))
+            asked = asked_fields(form)
+            servable, client = _route(self._plane, request, *_model_and_version(asked.model))
+            transcriber = _generator(_check_kind(servable)).transcriber
+            if transcriber is None:
+                raise BadRequest(f"model: expected one that transcribes sound, got {servable.ref.name!r}")
+            self._plane.charge(servable, client, 1)
+            self._plane.charge_tokens(servable, client, 0)
+            sound = await read_sound(form, claim, reading.readers, client)
+        seed = random_seed() if asked.seed is None else asked.seed
+        texts = Transcription(
+            servable,
+            list(transcriber.pieces(sound)),
+            self._book.of(servable.ref),
+            self._trace(request, servable),
+            partial(self._plane.spend_tokens, client),
+            language=asked.language,
+            prompt=asked.prompt,
+            sampling=SamplingSettings(temperature=asked.temperature, seed=seed),
+            client=client,
+        )
+        return TranscriptionAnswer(texts, asked.response_format, seconds_of(sound), streams=asked.stream)
 
     def _find(self, request: Request, asked: TextRequest) -> tuple[Servable, str, int]:
         """The servable of the request's model, the client, and the adapter's number. Raises as `DataPlane.route`."""
@@ -250,13 +297,32 @@ class _Service:
             for prompt in prompts
             for sampling in asked.sampling(logprobs, asked.choice_count)
         ]
-        return self._begin(request, servable, requests)
+        return self._begin(request, servable, client, prompts, requests)
 
-    def _begin(self, request: Request, servable: Servable, requests: Sequence[GenerationRequest]) -> Texts:
-        """The texts of a request, traced if the server traces."""
+    def _begin(
+        self,
+        request: Request,
+        servable: Servable,
+        client: str,
+        prompts: Sequence[tuple[int, ...]],
+        requests: Sequence[GenerationRequest],
+    ) -> Texts:
+        """The texts of a request, traced if the server traces. Charges the client's quota for the prompts first."""
+        self._plane.charge_tokens(servable, client, sum(map(len, prompts)))
+        trace, spend = self._trace(request, servable), partial(self._plane.spend_tokens, client)
+        return Texts(servable, requests, self._book.of(servable.ref), trace, spend)
+
+    def _trace(self, request: Request, servable: Servable) -> TextTrace | None:
         tracing, traceparent = self._plane.tracing, request.headers.get("traceparent", "")
-        trace = tracing.watch_texts(servable.ref, traceparent) if tracing is not None else None
-        return Texts(servable, requests, self._book.of(servable.ref), trace)
+        return tracing.watch_texts(servable.ref, traceparent) if tracing is not None else None
+
+
+def _transcription_body() -> dict[str, Any]:
+    """The form in the description of the API."""
+    schema = TranscriptionRequest.model_json_schema()
+    schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}
+    schema["required"] = ["file", *schema["required"]]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def _route(plane: DataPlane, request: Request, model: str, version: str) -> tuple[Servable, str]:

@@ -259,6 +259,22 @@ class EmbeddingRequest(Body):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
+class TranscriptionRequest(Body):
+    """The fields of a form that asks for the text of a sound."""
+
+    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    language: str | None = Field(
+        default=None, description="Code of the language, such as `en`. Default: the likeliest."
+    )
+    prompt: str = Field(
+        default="", description="A text as if it came before the sound, such as names.", max_length=65536
+    )
+    response_format: Literal["json", "text", "verbose_json"] = "json"
+    temperature: float = Field(default=0, ge=0, le=2, description="0 takes the likeliest tokens.")
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63, description="Of the random numbers.")
+    stream: bool = Field(default=False, description="Return the text in parts, as server-sent events.")
+
+
 class TextDocument(Body):
     """A document as an object."""
 

@@ -39,7 +39,7 @@ class TextResponse(Response, ABC):
 
     @abstractmethod
     def document(self) -> bytes:
-        """The whole answer as JSON."""
+        """The whole answer."""
 
     @abstractmethod
     def last_event(self) -> bytes:
@@ -60,6 +60,10 @@ class TextResponse(Response, ABC):
     async def _send_whole(self, send: Send) -> None:
         async for index, part in self.texts.parts():
             self.take(index, part)
+        await self.send_document(send)
+
+    async def send_document(self, send: Send) -> None:
+        """Send `document`, as JSON."""
         await send_json(send, self.document())
 
     async def _send_events(self, send: Send) -> None:

@@ -141,6 +141,8 @@ def graphs() -> Iterator[Graph]:
     pages = ("float32[6,2,16,32]", "float32[6,2,32,16]")
     yield _node("CacheWrite", pages[0], "float32[n,2,16]", "int64[n]", transposed=1)
     yield _node("CachedAttention", "float32[n,4,16]", *pages, "int64[n]", "int64[n]", "int64[n,4]", scale=0.25)
+    codes, scales = (each.replace("float32", "int8") for each in pages), ("float32[6,2,32,1]",) * 2
+    yield _node("CachedAttention", "float32[n,4,16]", *codes, "int64[n]", "int64[n]", "int64[n,4]", *scales, scale=0.25)
     yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **tree_attributes(0, trees=6, targets=2))
     yield single_node(
         "SVMClassifier", tensor("float32[n,5]"), outputs=2, **machine_attributes("RBF", 9, 20, 3, probable=True)

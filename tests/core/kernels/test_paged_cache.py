@@ -30,20 +30,28 @@ def operands(heads: int, kv_heads: int, size: int, page: int, dtype: str, chunks
 
 
 def attention(
-    target: Target | None, heads: int, kv_heads: int, size: int, page: int, dtype: str = "float32", window: int = 0
+    target: Target | None,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    page: int,
+    dtype: str = "float32",
+    window: int = 0,
+    *scales: str,
 ) -> Any:
     return kernel(
         "CachedAttention",
         f"float32[n,{heads},{size}]",
         f"{dtype}[{PAGES},{kv_heads},{size},{page}]",
         f"{dtype}[{PAGES},{kv_heads},{page},{size}]",
-        *("int64[n]", "int64[n]", f"int64[n,{MOST * 32 // page}]"),
+        *("int64[n]", "int64[n]", f"int64[n,{MOST * 32 // page}]", *scales),
         target=target,
         scale=0.25,
         window=window,
     )
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "page"), [(3, 1, 64, 32), (2, 2, 20, 32), (14, 2, 16, 16), (16, 1, 7, 4)]
@@ -54,6 +62,7 @@ def test_queries_over_pages(target: Target, heads: int, kv_heads: int, size: int
         compiled.check(*operands(heads, kv_heads, size, page, "float32"), threads=threads)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("window", [1, 5, 32, 100])
 def test_windows(target: Target, window: int) -> None:
@@ -61,11 +70,38 @@ def test_windows(target: Target, window: int) -> None:
     compiled.check(*operands(4, 2, 16, 32, "float32"), threads=2)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_caches(target: Target, dtype: str) -> None:
     compiled = attention(target, 4, 2, 20, 32, dtype)
     compiled.check(*operands(4, 2, 20, 32, dtype), threads=2)
+
+
+def quantized(rows: Array) -> tuple[Array, Array]:
+    """Codes of int8, and a scale for each row [..., 1]."""
+    scales = (np.abs(rows).max(-1, keepdims=True) / 127).astype(np.float32)
+    return np.rint(rows / scales).astype(np.int8), scales
+
+
+def coded(arrays: list[Array]) -> list[Array]:
+    """Operands over a cache of int8 with scales."""
+    q, keys, values, *rest = arrays
+    (keys, key_scales), (values, value_scales) = quantized(keys.swapaxes(2, 3)), quantized(values)
+    return [q, np.ascontiguousarray(keys.swapaxes(2, 3)), values, *rest, key_scales, value_scales]
+
+
+@each_target
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "page"), [(9, 3, 64, 32), (2, 2, 20, 32), (16, 1, 7, 8)])
+def test_caches_of_int8_have_scales(target: Target, heads: int, kv_heads: int, size: int, page: int) -> None:
+    plain = operands(heads, kv_heads, size, page, "float32")
+    arrays, scales = coded(plain), f"float32[{PAGES},{kv_heads},{page},1]"
+    compiled = attention(target, heads, kv_heads, size, page, "int8", 33, scales, scales)
+    for threads in (1, 3):
+        compiled.check(*arrays, threads=threads)
+    exact = attention(target, heads, kv_heads, size, page, window=33)(*plain)[0]
+    # An error of half a code in keys moves a score by at most 0.25 * size * |q| * |k| / 254; values have 1/254 more.
+    np.testing.assert_allclose(compiled(*arrays)[0], exact, 0, 0.05)
 
 
 def test_a_token_gets_the_same_bits_alone() -> None:
@@ -103,18 +139,24 @@ def test_numbers_out_of_range_are_refused(wrong: str) -> None:
 
 
 @each_target
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_rows_go_to_their_slots(target: Target, dtype: str, transposed: int) -> None:
     shape = (5, 2, 20, 8) if transposed else (5, 2, 8, 20)
     text = ",".join(map(str, shape))
     compiled = kernel(
-        "CacheWrite", f"{dtype}[{text}]", "float32[n,2,20]", "int64[n]", target=target, transposed=transposed
+        "CacheWrite",
+        f"{dtype}[{text}]",
+        f"{'int8' if dtype == 'int8' else 'float32'}[n,2,20]",
+        "int64[n]",
+        target=target,
+        transposed=transposed,
     )
-    pages = floats(*shape).astype(DType[dtype.upper()].numpy)
+    pages = (40 * floats(*shape)).astype(DType[dtype.upper()].numpy)
     for threads, count in ((1, 0), (1, 1), (3, 40)):
         slots = np.random.default_rng(count).permutation(40)[:count]
-        compiled.check(pages, floats(count, 2, 20), slots, threads=threads)
+        rows = 40 * floats(count, 2, 20)
+        compiled.check(pages, rows.astype(np.int8) if dtype == "int8" else rows, slots, threads=threads)
 
 
 def test_a_slot_outside_the_cache_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import lathe
 from lathe.core.compiler import pipeline
 from lathe.core.errors import FeedError
+from lathe.core.ir.types import DType
 from lathe.core.language.cached_decoder import CachedDecoder
 from lathe.core.language.cached_graph import page_bytes
 from lathe.core.language.token_runner import Chunk
@@ -108,13 +109,18 @@ def test_weights_in_bfloat16_take_half_the_memory(tmp_path: Path) -> None:
         assert ours.plan.weights < 0.6 * theirs.plan.weights
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_a_narrow_cache_costs_little_accuracy(tmp_path: Path, dtype: str) -> None:
     decoder = decoder_of(tmp_path, "llama", cache_dtype=dtype)
     expected = EXPECTED["llama/logits"][0]
     found = decoder.run([chunk(IDS[0], 0, 0)])
     assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
-    assert decoder.executables[0].state("keys.0").itemsize == 2
+    states = [decoder.executables[0].state(port.name) for port in decoder.executables[0].plan.states]
+    settings = lathe.load_language_model(write_folder(tmp_path, "llama")).settings
+    bytes_of_token = {"float16": 2 * 12, "bfloat16": 2 * 12, "int8": 12 + 4}[dtype] * 2 * 2 * 2  # 2 layers, 2 heads
+    assert sum(state.nbytes for state in states) == PAGES * PAGE * bytes_of_token
+    assert page_bytes(settings, PAGE, DType.parse(dtype)) == PAGE * bytes_of_token
+    assert not decoder.executables[0].plan.copies and "FALLBACK" not in "\n".join(decoder.executables[0].explain(1))
 
 
 def test_the_memory_of_the_cache_is_known_before_loading(decoder: CachedDecoder, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_the_last_change_has_the_whole_sparsity(updates: int, end: float) -> Non
     assert [each for each in found if each is not None][-1] == pytest.approx(0.75)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("prune", "share"),
     [
@@ -82,6 +83,7 @@ def test_a_recipe_prunes(tmp_path: Path, prune: dict[str, Any], share: float) ->
         np.testing.assert_allclose(mine.run({"x": x})["logits"], session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_a_resumed_pruning_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
     """Stopped in the middle of the schedule: masks are part of the checkpoint."""
@@ -168,6 +170,7 @@ def test_states_of_other_types_are_refused() -> None:
 # -- quantization -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("quantize", [{}, {"weights": "int4", "activations": "float32"}, {"weights": "ternary"}])
 def test_a_recipe_quantizes(tmp_path: Path, quantize: dict[str, Any]) -> None:
     what = asked(quantize=quantize, model={"architecture": "mlp", "hidden": [16]}, average=0.9)
@@ -185,6 +188,7 @@ def test_a_recipe_quantizes(tmp_path: Path, quantize: dict[str, Any]) -> None:
 # -- distillation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("has_softmax", [False, True])

@@ -186,16 +186,30 @@ def test_a_key_may_have_a_quota_of_its_own(tmp_path: Path, rate: float | None) -
         assert statuses(other) == ([200] * 5 if rate is None else [200] * 2 + [429] * 3)
 
 
+def test_what_was_not_known_in_advance_is_owed() -> None:
+    quotas = Quotas(Quota(rate=2, burst=4), unit="tokens")
+    quotas.take("a", 3, 100.0)
+    quotas.spend("a", 7, 100.0)
+    with pytest.raises(QuotaExceeded, match="2 tokens per second and client, 4 at once") as raised:
+        quotas.take("a", 0, 100.0)
+    assert raised.value.retry_after == pytest.approx(3)
+    quotas.take("a", 0, 103.01)
+    with pytest.raises(QuotaExceeded):
+        quotas.take("a", 1, 103.01)
+    quotas.take("b", 4, 100.0)
+
+
+@pytest.mark.parametrize("prefix", ["", "token_"])
 @pytest.mark.parametrize(
     "entry", [{"rate": 0}, {"rate": 1e-300}, {"rate": "1"}, {"burst": 3}, {"rate": 1, "burst": 0.5}]
 )
-def test_a_file_with_an_invalid_quota_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
+def test_a_file_with_an_invalid_quota_is_refused(tmp_path: Path, entry: dict[str, object], prefix: str) -> None:
     keys = tmp_path / "keys.json"
     new_key(keys, Scope)
     document = json.loads(keys.read_bytes())
-    document["keys"][0] |= {"rate": None, "burst": None} | entry
+    document["keys"][0] |= {prefix + name: each for name, each in ({"rate": None, "burst": None} | entry).items()}
     keys.write_text(json.dumps(document))
-    with pytest.raises(DamagedKeys, match="expected a rate from 1e-06"):
+    with pytest.raises(DamagedKeys, match=f"expected a {prefix}rate from 1e-06"):
         read_keys(keys)
 
 
@@ -203,6 +217,7 @@ def test_a_file_without_quotas_is_read(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     new_key(keys, Scope)
     document = json.loads(keys.read_bytes())
-    del document["keys"][0]["rate"], document["keys"][0]["burst"]
+    for name in ("rate", "burst", "token_rate", "token_burst"):
+        del document["keys"][0][name]
     keys.write_text(json.dumps(document))
-    assert [key.quota for key in read_keys(keys).keys.values()] == [None]
+    assert [(key.quota, key.token_quota) for key in read_keys(keys).keys.values()] == [(None, None)]

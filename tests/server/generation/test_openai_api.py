@@ -278,7 +278,7 @@ def test_decoders_with_past_as_onnx_files_are_language_models(tmp_path: Path) ->
 
 
 def test_encoder_decoders_answer_completions(tmp_path: Path) -> None:
-    """The prompt is the source; usage counts its tokens. A Whisper, which reads sound, is refused."""
+    """The prompt is the source; usage counts its tokens."""
     folder, prompt = tmp_path / "t5", source("mt5")[1][0].tolist()
     folder.mkdir()
     trained().save(str(write_encoder_decoder(folder, "mt5") / "tokenizer.json"))
@@ -290,10 +290,6 @@ def test_encoder_decoders_answer_completions(tmp_path: Path) -> None:
         assert answer["usage"]["prompt_tokens"] == len(prompt) and answer["usage"]["completion_tokens"] == 20
         error = post(server, "completions", 400, prompt=[5] * 2000)["error"]
         assert error["code"] == "context_length_exceeded"
-        (tmp_path / "whisper").mkdir()
-        speech = write_encoder_decoder(tmp_path / "whisper", "whisper")
-        with pytest.raises(ApiError, match="whisper reads sound: it does not answer prompts"):
-            client.push("speech", speech)
 
 
 class Slow:
@@ -375,6 +371,33 @@ def test_keys_see_and_run_their_models_alone(tmp_path: Path) -> None:
         for name, status in (("owner", 200), ("user", 200), ("other", 403)):
             assert httpx.get(f"{server.url}/v1/models/{NAME}", headers=headers[name]).status_code == status
         assert httpx.get(f"{server.url}/v1/models", verify=False).status_code == 401
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_quota_counts_the_tokens_of_prompts_and_texts(tmp_path: Path, stream: bool, missing: int) -> None:
+    """Prompts of 5 tokens and texts of 7: the second request needs 5 tokens beside the 12 of the first one."""
+    quotas = {"own": (0.01, 17 - missing), "other": (None, None)}
+    made = {name: make_key(name, [Scope.INFER], ["*"], 0, None, token_quota=each) for name, each in quotas.items()}
+    owner, owner_secret = make_key("owner", list(Scope), ["*"], 0, None)
+    write_keys(tmp_path / "keys.json", [owner, *(key for key, _ in made.values())])
+    headers = {name: {"Authorization": f"Bearer {secret}"} for name, (_, secret) in made.items()}
+    body = {"model": NAME, "prompt": [5, 6, 7, 8, 9], "max_tokens": 7, "ignore_eos": True, "stream": stream}
+    repository, options = tmp_path / "repository", {"generation_cache": 1 << 20, "threads": 1}
+    with service(repository, keys_file=tmp_path / "keys.json", **options) as server:
+        with Client(server.url, api_key=owner_secret) as client:
+            client.push(NAME, gguf_content())
+
+        def sent(name: str) -> httpx.Response:
+            return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers[name], verify=False)
+
+        answers = [sent("own") for _ in range(3)]
+        assert [each.status_code for each in answers] == ([200, 200, 429] if not missing else [200, 429, 429])
+        assert sent("other").status_code == 200
+    error = answers[-1].json()["error"]
+    assert error["type"] == "rate_limit_error" and error["code"] == "quota_exceeded"
+    assert error["message"] == f"the quota of 0.01 tokens per second and client, {17 - missing} at once, is used up"
+    assert int(answers[-1].headers["retry-after"]) >= 90
 
 
 def test_a_rate_limit_counts_texts(tmp_path: Path) -> None:

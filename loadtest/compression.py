@@ -369,7 +369,7 @@ def _measure_and_print(options: argparse.Namespace, results: Results, nncf: Nncf
     if not measure(plan, results, nncf, time.monotonic() + options.limit):
         return _UNFINISHED
     files = {method: results.file(method) for method in chosen if results.has(method, seeds[0], 0)}
-    by_seed = results.by_seed(list(files), seeds)
+    by_seed = results.by_seed(list(files), seeds, parts)
     sizes = {method: len(file) for method, file in files.items()}
     table = rows_of(by_seed, sizes, times(files, data.x[: options.batch], options.rounds, nncf))
     _show(table)

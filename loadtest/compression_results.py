@@ -72,13 +72,13 @@ class Results:
             path.with_suffix(".part").rename(path)
         return path.read_bytes()
 
-    def by_seed(self, methods: Sequence[str], seeds: Sequence[int]) -> list[dict[str, float]]:
-        """The accuracy of each method, for each seed."""
-        return [{method: self._accuracy(method, seed) for method in methods} for seed in seeds]
+    def by_seed(self, methods: Sequence[str], seeds: Sequence[int], parts: int) -> list[dict[str, float]]:
+        """The accuracy of each method on the first parts, for each seed."""
+        return [{method: self._accuracy(method, seed, parts) for method in methods} for seed in seeds]
 
-    def _accuracy(self, method: str, seed: int) -> float:
-        found = [score for score in self.scores if (score.method, score.seed) == (method, seed)]
-        return sum(score.hits for score in found) / sum(score.rows for score in found)
+    def _accuracy(self, method: str, seed: int, parts: int) -> float:
+        found = [each for each in self.scores if (each.method, each.seed) == (method, seed) and each.part < parts]
+        return sum(each.hits for each in found) / sum(each.rows for each in found)
 
     def _path(self, method: str) -> Path:
         return self._folder / "files" / hashlib.sha256(method.encode()).hexdigest()[:16]

@@ -41,7 +41,8 @@ def test_results_are_read_again(tmp_path: Path) -> None:
     assert not again.has("float32", 1, 0)
     assert not again.has("small", 0, 0)
     assert again.file("float32") == b"exact again"
-    assert again.by_seed(["float32"], [0]) == [{"float32": 0.8}]
+    assert again.by_seed(["float32"], [0], parts=2) == [{"float32": 0.8}]
+    assert again.by_seed(["float32"], [0], parts=1) == [{"float32": 0.9}]
     assert again.model("m", lambda: pytest.fail("it is trained already")) == b"trained"
 
 

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -206,6 +207,19 @@ def _compile_equal_code_once(project: Path) -> Iterator[None]:
     uninstall = install(project / ".lathe" / "test-objects")
     yield
     uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _operators_of_a_test_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the operators that a test registers: other tests look at all operators."""
+    tables = {
+        "lathe.core.ops.opdef.registry": ("_REGISTRY", "_REVISIONS"),
+        "lathe.core.kernels.choose": ("_CUSTOM_ROWS",),
+    }
+    for name, tables_of_module in tables.items():
+        if (module := sys.modules.get(name)) is not None:
+            for table in tables_of_module:
+                monkeypatch.setattr(module, table, dict(getattr(module, table)))
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,7 @@ from lathe.core.ir.graph import Graph, Node, topological
 from lathe.core.ir.text import parse_graph, print_graph
 from lathe.core.ir.types import DType, TensorType, symbol
 from lathe.core.ir.verify import verify
-from lathe.core.kernels import choose
 from lathe.core.kernels.target import GpuTarget
-from lathe.core.ops.opdef import registry
 from lathe.core.passes.pipeline import optimize
 from lathe.core.plan.kernel_choice import is_view
 from lathe.core.plan.order import node_order
@@ -384,10 +382,8 @@ def test_eager_runs_ignore_annotations() -> None:
 
 
 @pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def notes() -> list[str]:
     """What nodes of the custom operator `Note` leave behind, in the order in which they run."""
-    for module, name in ((registry, "_REGISTRY"), (registry, "_REVISIONS"), (choose, "_CUSTOM_ROWS")):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
     left: list[str] = []
 
     @register_op("com.notes")

@@ -22,21 +22,12 @@ from lathe.core.errors import ModelError, UnsupportedError
 from lathe.core.ir.text import Weights, parse_graph, print_graph
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.kernels import choose
-from lathe.core.ops.opdef import registry
 from lathe.core.runtime.session.session import Session
 from tests.core.frontends.models import model
 
 ROOT = Path(__file__).resolve().parents[2]
 DOMAIN = "com.example"
 X = np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7)
-
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the operators that a test registers."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    monkeypatch.setattr(registry, "_REVISIONS", dict(registry._REVISIONS))
-    monkeypatch.setattr(choose, "_CUSTOM_ROWS", dict(choose._CUSTOM_ROWS))
 
 
 def square_plus(factor: float = 0.5) -> type[OpDef]:

@@ -54,13 +54,13 @@ test-image: $(call stamp,test) .lathe/image/serve/.ready  ## the packages of the
 	LATHE_IMAGE_PACKAGES=.lathe/image/serve $(BIN)/python -m pytest -q tests/project/test_image.py $(ARGS)
 
 test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CPUs with AVX2 alone
-	LATHE_TARGET=x86-64-v3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
+	LATHE_TARGET=x86-64-v3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" --native \
 	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/plan tests/core/test_differential.py $(ARGS)
 
 # Every Nth test of what generates and runs code, on an emulated CPU that has AVX2 and no more. Child processes would run
 # on the real CPU and clocks mean nothing there, so tests of those are left out; so are two that take ten minutes.
 test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with AVX2 alone; needs qemu-x86_64 of version 10 or later
-	LATHE_TEST_SLACK=4096 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
+	LATHE_TEST_SLACK=4096 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --native --every $(EVERY) -o timeout=600 -p no:cacheprovider \
 	  -k "not child and not process and not peaks and not fork and not few_tiles and not arena_has_room" \
 	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/passes/test_quantized.py $(ARGS)
 
@@ -71,7 +71,7 @@ test-heap: $(call stamp,test)  ## what runs native code once more, with glibc's 
 ifeq ($(HEAP),)
 	@echo "left out: this system has no libc_malloc_debug.so.0, which glibc 2.34 and later bring along"
 else
-	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
+	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" --native \
 	  tests/core/runtime tests/core/test_differential.py $(ARGS)
 	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) -m slow \
 	  tests/core/conformance/test_operator_cases.py

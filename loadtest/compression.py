@@ -4,8 +4,12 @@ For each seed a model is trained on scikit-learn's digits by cross-validation: e
 that was not trained on it. With `--data`, it is trained on a file's rows but those held out
 (`loadtest/image_sets.py`). Each method compresses the same trained models, so differences from float32 are paired.
 The table has the mean accuracy over the seeds, the mean difference from float32 with its standard error, the bytes of
-the file, and the processor time of a batch on one thread, all methods in turns. ONNX Runtime's quantizers compress
-the same models with the same calibration rows; their files are tested and timed in ONNX Runtime.
+the file, and the processor time of a batch on one thread, all methods in turns.
+
+The quantizers of ONNX Runtime, and with `--openvino PYTHON` those of NNCF, compress the same models with the same
+calibration rows; their files are tested and timed in ONNX Runtime and OpenVINO. ONNX Runtime's quantizer of weights
+needs the package onnx-ir. With `--work FOLDER` a run goes on where an earlier one with the same options ended, such as
+after `--limit` seconds (exit status 75).
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +32,33 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.onnx_runtime_quantizer import quantize_file
+from lathe.core.errors import UnsupportedError
+from loadtest.compressed_files import Engine, hits, open_file
+from loadtest.compression_results import FLOAT32, Results, Row, Score, markdown, rows_of
+from loadtest.nncf_process import METHODS as NNCF_METHODS
+from loadtest.nncf_process import NncfProcess
+from loadtest.onnx_runtime_quantizer import quantize_file, quantize_weights_file
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Rows = NDArray[np.int64]
-Predict = Callable[[NDArray[Any]], NDArray[Any]]
 
 _CALIBRATION = 256  # rows
 AUGMENTATION = [{"kind": "affine", "degrees": 15.0, "shift": 0.125, "scale": [0.9, 1.1], "shear": 11.0}]
+_SEPARABLE = {"architecture": "convnet", "depth": 2, "block": "separable", "head": "flatten"}
 _MODELS: Mapping[str, Mapping[str, Any]] = {
     "lenet5": {"architecture": "lenet5", "channels": [32, 64]},
+    "separable": {**_SEPARABLE, "channels": [24, 48], "hidden": 64},
     "resnet-small": {"architecture": "resnet-small", "widths": [16, 32, 64]},
 }
 _STUDENTS: Mapping[str, Mapping[str, Any]] = {  # about a tenth of the weights
     "lenet5": {"architecture": "lenet5", "channels": [9, 20], "hidden": [44]},
+    "separable": {**_SEPARABLE, "channels": [8, 12], "hidden": 20},
     "resnet-small": {"architecture": "resnet-small", "widths": [5, 10, 20]},
 }
-_ONNX_RUNTIME = "ONNX Runtime"
+_ONNX_RUNTIME, _NNCF = "ONNX Runtime", "NNCF"
+_UNFINISHED = 75  # EX_TEMPFAIL
+_CALLS = 20  # of a model in each round of the timing
 
 
 @dataclass(frozen=True)
@@ -133,25 +147,31 @@ def _from_float32(temperature: float, weight: float) -> dict[str, Any]:
     return {"teacher": "float32.onnx", "temperature": temperature, "weight": weight}
 
 
-def _of_onnx_runtime(is_static: bool) -> Method:
+def _of_onnx_runtime(quantize: Callable[[Path, Path, list[dict[str, NDArray[Any]]]], None]) -> Method:
+    """A method that writes a file from the file of the exact model and batches of calibration rows."""
+
     def make(problem: Problem) -> bytes:
         rows = problem.calibration["x"]
         batches = [{"x": rows[start : start + 32]} for start in range(0, len(rows), 32)]
         with tempfile.TemporaryDirectory() as folder:
             exact, small = (Path(folder) / name for name in ("exact.onnx", "small.onnx"))
             exact.write_bytes(problem.model)
-            quantize_file(exact, small, batches if is_static else None)
+            quantize(exact, small, batches)
             return small.read_bytes()
 
     return make
 
 
-def methods() -> dict[str, Method]:
+def _of_nncf(nncf: NncfProcess, method: str) -> Method:
+    return lambda problem: nncf.make(method, problem.model, problem.calibration["x"])
+
+
+def methods(nncf: NncfProcess | None) -> dict[str, Method]:
     """The methods by the names of their rows. Each makes the file of a compressed model."""
     import lathe
 
     found: dict[str, Method] = {
-        "float32": lambda problem: problem.model,
+        FLOAT32: lambda problem: problem.model,
         "int8: static, percentile": _static(),
         "int8: static, min-max": _static(calibration="min-max"),
         "int8: static, entropy": _static(calibration="entropy"),
@@ -162,9 +182,17 @@ def methods() -> dict[str, Method]:
         "int8: the same, AdaRound": _static(per_channel=False, rounding="adaround"),
         "int8: static, AdaRound": _static(rounding="adaround"),
         "int8: dynamic": lambda problem: lathe.export(lathe.quantize_dynamic(problem.model)),
-        f"{_ONNX_RUNTIME}: static, per channel": _of_onnx_runtime(is_static=True),
-        f"{_ONNX_RUNTIME}: dynamic, per channel": _of_onnx_runtime(is_static=False),
+        f"{_ONNX_RUNTIME}: static, per channel": _of_onnx_runtime(quantize_file),
+        f"{_ONNX_RUNTIME}: dynamic, per channel": _of_onnx_runtime(
+            lambda exact, small, _: quantize_file(exact, small, None)
+        ),
     }
+    if find_spec("onnx_ir"):
+        found[f"{_ONNX_RUNTIME}: weights of 4 bits"] = _of_onnx_runtime(
+            lambda exact, small, _: quantize_weights_file(exact, small)
+        )
+    if nncf is not None:
+        found |= {f"{_NNCF}: {each}": _of_nncf(nncf, each) for each in NNCF_METHODS}
     for bits in (4, 2):
         found |= {
             f"weights of {bits} bits: nearest": _weights(bits=bits),
@@ -181,12 +209,15 @@ def methods() -> dict[str, Method]:
             lathe.prune_weights(problem.model, 0.9, is_global=True)
         ),
         "90 % zeros, magnitude, trained": _trained(1.0, 1e-2, prune={**sparse, "end": 0.5}),
+        "90 % zeros, magnitude, distilled": _trained(
+            1.0, 1e-2, prune={**sparse, "end": 0.5}, distil=_from_float32(2.0, 0.5)
+        ),
         "90 % zeros, movement, trained": _trained(1.0, 1e-2, prune={**sparse, "method": "movement"}),
         "half of the channels, no training": lambda problem: lathe.export(lathe.prune_channels(problem.model, 0.5)),
         "half of the channels, trained": _fewer_channels,
         "half of the channels, distilled": lambda problem: _fewer_channels(problem, distil=_from_float32(2.0, 0.5)),
         "a tenth of the weights, alone": _student,
-        "a tenth of the weights, distilled": lambda problem: _student(problem, distil=_from_float32(4.0, 0.9)),
+        "a tenth of the weights, distilled": lambda problem: _student(problem, distil=_from_float32(2.0, 0.5)),
     }
 
 
@@ -230,82 +261,73 @@ def folds(classes: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
     return [np.flatnonzero(part == number) for number in range(count)]
 
 
-def predictor(model: bytes, is_theirs: bool) -> tuple[Predict, Callable[[], None]]:
-    """A function from images to scores, on one thread, and one that closes its session."""
-    import lathe
-
-    if is_theirs:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        theirs = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return (lambda x: theirs.run(None, {"x": x})[0]), (lambda: None)
-    session = lathe.compile(model, threads=1, tune="off")
-    return (lambda x: next(iter(session.run({"x": x}).values()))), session.close
-
-
-def accuracies(
-    name: str, data: Data, chosen: Mapping[str, Method], seed: int, count: int, epochs: int
-) -> tuple[dict[str, float], dict[str, bytes]]:
-    """The accuracy of each method over all tested rows, and the files of the last split."""
-    x, y, tests = data.x, data.y, data.tests(count, seed)
-    right = dict.fromkeys(chosen, 0)
-    files: dict[str, bytes] = {}
-    for test in tests:
-        train = np.setdiff1d(np.arange(len(y)), test)
-        train = np.random.default_rng(seed).permutation(train)
-        first = Problem(name, seed, epochs, x, y, train)
-        problem = Problem(name, seed, epochs, x, y, train, first.fit(_MODELS[name], epochs, 0.01))
-        for method, make in chosen.items():
-            files[method] = make(problem)
-            run, close = predictor(files[method], method.startswith(_ONNX_RUNTIME))
-            right[method] += int((run(x[test]).argmax(axis=1) == y[test]).sum())
-            close()
-    tested = sum(map(len, tests))
-    return {method: hits / tested for method, hits in right.items()}, files
-
-
-def times(files: Mapping[str, bytes], x: NDArray[np.uint8], rounds: int) -> dict[str, float]:
-    """The median over rounds of the processor seconds of the batch `x`, all files in turns."""
-    runs = {method: predictor(model, method.startswith(_ONNX_RUNTIME)) for method, model in files.items()}
-    found: dict[str, list[float]] = {method: [] for method in runs}
-    for number in range(rounds + 1):  # the first round warms up
-        for method, (run, _) in runs.items():
-            start = time.thread_time()
-            for _ in range(20):
-                run(x)
-            if number:
-                found[method].append((time.thread_time() - start) / 20)
-    for _, close in runs.values():
-        close()
-    return {method: statistics.median(each) for method, each in found.items()}
+def engine_of(method: str) -> Engine:
+    """The engine that runs the files of a method."""
+    if method.startswith(_ONNX_RUNTIME):
+        return "onnxruntime"
+    return "openvino" if method.startswith(_NNCF) else "lathe"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method: mean accuracy, its mean difference from float32 and the standard error, in points; bytes; time."""
+class Plan:
+    """What is measured: each method with each seed on the tested rows, of which the first `parts` count."""
 
-    method: str
-    accuracy: float
-    difference: float
-    error: float
-    size: int
-    us: float
+    model: str
+    data: Data
+    methods: Mapping[str, Method]
+    seeds: Sequence[int]
+    folds: int
+    parts: int
+    epochs: int
 
 
-def rows_of(
-    by_seed: Sequence[Mapping[str, float]], files: Mapping[str, bytes], seconds: Mapping[str, float]
-) -> list[Row]:
-    """The table, from the accuracies of each seed."""
-    table = []
-    for method in files:
-        differences = [100 * (each[method] - each["float32"]) for each in by_seed]
-        error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-        mean = statistics.fmean(100 * each[method] for each in by_seed)
-        difference = statistics.fmean(differences)
-        table.append(Row(method, mean, difference, error, len(files[method]), seconds[method] * 1e6))
-    return table
+def measure(plan: Plan, results: Results, nncf: NncfProcess | None, end: float) -> bool:
+    """Measure the scores that are missing in `results`; false if the time `end` came before."""
+    for seed in plan.seeds:
+        for part, test in list(enumerate(plan.data.tests(plan.folds, seed)))[: plan.parts]:
+            problem: Problem | None = None
+            for method, make in plan.methods.items():
+                if results.has(method, seed, part):
+                    continue
+                if time.monotonic() > end:
+                    return False
+                problem = problem or _problem(plan, results, seed, part, test)
+                try:
+                    file = make(problem)
+                except UnsupportedError as error:  # such as no weight that is large enough
+                    print(f"{method} is left out: {error}", flush=True)
+                    continue
+                opened = open_file(file, engine_of(method), nncf)
+                score = Score(method, seed, part, hits(opened, problem.x[test], problem.y[test]), len(test))
+                opened.close()
+                results.add(score, file)
+                print(f"seed {seed}, part {part}: {method} {score.hits / score.rows:.2%}", flush=True)
+    return True
+
+
+def _problem(plan: Plan, results: Results, seed: int, part: int, test: Rows) -> Problem:
+    """The split with its trained float32 model."""
+    train = np.setdiff1d(np.arange(len(plan.data.y)), test)
+    train = np.random.default_rng(seed).permutation(train)
+    problem = Problem(plan.model, seed, plan.epochs, plan.data.x, plan.data.y, train)
+    name = f"{plan.data.name}-{plan.model}-{plan.epochs}-{plan.folds}-{seed}-{part}"
+    return replace(problem, model=results.model(name, lambda: problem.fit(_MODELS[plan.model], plan.epochs, 0.01)))
+
+
+def times(
+    files: Mapping[str, bytes], x: NDArray[np.uint8], rounds: int, nncf: NncfProcess | None = None
+) -> dict[str, float]:
+    """The median over rounds of the processor seconds of the batch `x`, all files in turns."""
+    opened = {method: open_file(model, engine_of(method), nncf) for method, model in files.items()}
+    found: dict[str, list[float]] = {method: [] for method in opened}
+    for number in range(rounds + 1):  # the first round warms up
+        for method, file in opened.items():
+            seconds = file.seconds(x, _CALLS)
+            if number:
+                found[method].append(seconds)
+    for file in opened.values():
+        file.close()
+    return {method: statistics.median(each) for method, each in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -320,28 +342,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64, help="rows of the timed batch")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the timing; the medians are shown")
     parser.add_argument("--only", help="comma-separated parts of the names of methods; float32 is always measured")
+    parser.add_argument("--parts", type=int, help="test only so many parts of each cross-validation")
     parser.add_argument("--json", type=Path, help="also write the table, and the accuracies by seed, to this file")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    parser.add_argument("--openvino", metavar="PYTHON", help="a Python that has openvino and nncf")
+    parser.add_argument("--work", type=Path, help="folder of models and scores, with which a later run goes on")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds; methods that have begun end later")
     options = parser.parse_args(arguments)
+    nncf = NncfProcess(options.openvino) if options.openvino else None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _measure_and_print(options, Results(options.work or Path(folder)), nncf)
+    finally:
+        if nncf is not None:
+            nncf.close()
+
+
+def _measure_and_print(options: argparse.Namespace, results: Results, nncf: NncfProcess | None) -> int:
     wanted = options.only.split(",") if options.only else [""]
     chosen = {
-        name: make for name, make in methods().items() if name == "float32" or any(part in name for part in wanted)
+        name: make for name, make in methods(nncf).items() if name == FLOAT32 or any(part in name for part in wanted)
     }
-    data, by_seed = read_data(options.data), []
-    files: dict[str, bytes] = {}
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        found, files = accuracies(options.model, data, chosen, seed, options.folds, options.epochs)
-        by_seed.append(found)
-        print(f"seed {seed}: " + ", ".join(f"{method} {each:.2%}" for method, each in found.items()), flush=True)
-    table = rows_of(by_seed, files, times(files, data.x[: options.batch], options.rounds))
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    data, parts = read_data(options.data), options.parts or options.folds
+    plan = Plan(options.model, data, chosen, seeds, options.folds, parts, options.epochs)
+    if not measure(plan, results, nncf, time.monotonic() + options.limit):
+        return _UNFINISHED
+    files = {method: results.file(method) for method in chosen if results.has(method, seeds[0], 0)}
+    by_seed = results.by_seed(list(files), seeds)
+    sizes = {method: len(file) for method, file in files.items()}
+    table = rows_of(by_seed, sizes, times(files, data.x[: options.batch], options.rounds, nncf))
     _show(table)
     if options.json:
         options.json.write_bytes(orjson.dumps({"table": [asdict(row) for row in table], "seeds": by_seed}))
+    if options.markdown:
+        options.markdown.write_text(markdown(table))
     return 0
 
 
 def _show(table: Sequence[Row]) -> None:
     shown = Table("method", "accuracy", "difference, points", "bytes", "us", "times as fast as float32")
-    exact = next(row.us for row in table if row.method == "float32")
+    exact = next(row.us for row in table if row.method == FLOAT32)
     for row in table:
         difference = f"{row.difference:+.2f} +- {row.error:.2f}"
         shown.add_row(

@@ -1,7 +1,11 @@
-"""ONNX Runtime's own quantizer as a peer: static in QDQ form, or dynamic, with a scale for each output channel."""
+"""ONNX Runtime's own quantizer as a peer: static in QDQ form, or dynamic, with a scale for each output channel.
+
+And its quantizer of weights alone, with 4 bits.
+"""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,3 +43,20 @@ def quantize_file(
 
         types = {"activation_type": QuantType[activations], "weight_type": QuantType.QInt8}
         quantize_static(prepared, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
+
+
+def quantize_weights_file(model: Path, small: Path, block: int = 32) -> None:
+    """Write the form of the file `model` with weights of 4 bits to `small`: MatMulNBits, blocks with zero points.
+
+    It reads products of MatMul only, so each Gemm is written as MatMul and Add first, by the package's own function.
+    """
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    logging.getLogger("onnxruntime.quantization").setLevel(logging.WARNING)  # it logs each node
+    prepared = ONNXModel(onnx.load(model))
+    prepared.replace_gemm_with_matmul()
+    quantizer = MatMulNBitsQuantizer(prepared.model, bits=4, block_size=block, is_symmetric=False)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(small))

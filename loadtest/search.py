@@ -23,7 +23,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.compression import AUGMENTATION, Data, Problem, Rows, predictor, read_data, times
+from loadtest.compressed_files import hits, open_file
+from loadtest.compression import AUGMENTATION, Data, Problem, Rows, read_data, times
 
 LENET: Mapping[str, Any] = {"architecture": "lenet5"}
 _START = {"architecture": "convnet", "stages": 2, "channels": [6, 16, 32], "kernels": [5], "head": "flatten"}
@@ -127,10 +128,9 @@ def compare(data: Data, train: Rows, test: Rows, found: Mapping[str, Any], setti
 
 
 def _accuracy(model: bytes, data: Data, test: Rows) -> float:
-    run, close = predictor(model, is_theirs=False)
-    parts = np.array_split(test, max(len(test) // 500, 1))
-    right = sum(int((run(data.x[part]).argmax(axis=1) == data.y[part]).sum()) for part in parts)
-    close()
+    file = open_file(model, "lathe", None)
+    right = hits(file, data.x[test], data.y[test])
+    file.close()
     return 100 * right / len(test)
 
 

@@ -22,6 +22,22 @@ class ServerError(Exception):
         self.retry_after = retry_after  # seconds
 
 
+def drop_frames(error: BaseException) -> None:
+    """Drop the frames to which an answered error refers, and those of its causes.
+
+    The frames refer to the body of the request, and often to the error itself. Such a cycle would keep the body in
+    memory until the next garbage collection.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:  # an error that is raised several times can be its own cause
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
+
+
 class BadRequest(ServerError):
     code, http_status = "bad_request", 400
 

@@ -30,6 +30,7 @@ MALLOC_ARENAS = 2  # malloc arenas of the C library: one for the event loop, one
 KEPT_BLOCK = (
     80 << 20
 )  # bytes; freed blocks up to this size are reused: gRPC's copy of a 64 MiB message grows by an eighth
+TOUCHED_SHARE = 32  # the part of the machine's memory that blocks for gRPC messages may take at the start
 SWITCH_INTERVAL = (
     0.001  # seconds (sys.setswitchinterval): a worker with a finished batch waits at most so long for the event loop
 )
@@ -106,6 +107,15 @@ class LatheServer(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
+
+
+def block_of_messages(settings: Settings, memory: int) -> int:
+    """The bytes of each of two blocks for gRPC messages that are in memory from the start; 0 on a small machine.
+
+    gRPC copies a message twice on the event loop, and other clients wait meanwhile. `memory`: the machine's, in bytes.
+    """
+    block = min(settings.max_body + settings.max_body // 8, KEPT_BLOCK)
+    return block if 2 * block * TOUCHED_SHARE <= memory else 0
 
 
 def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProtocol] = LatheProtocol) -> LatheServer:

@@ -4,6 +4,7 @@ Every session whose model is declared batchable is checked for rows that influen
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -29,12 +30,14 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
 
+_BY_FILE = "lathe_by_file"  # the key under which a test process learns that it gets whole files
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the reporting process
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every", type=int, default=1, metavar="N", help="run every Nth of the tests that are selected")
+    parser.addoption("--native", action="store_true", help="run all cases of `sample(n, native=True)`")
     parser.addoption("--fast", action="store_true", help="run what `make test-fast` runs, see tests/fast.py")
     parser.addoption("--fast-record", type=Path, metavar="FILE", help="write down which tests are not fast")
 
@@ -52,6 +55,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector.
+
+    Nearly all objects that a collection makes live until the end, so the collector finds nothing and takes a third of
+    the time. `freeze` saves it from reading them again during the tests, which also make few cycles.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(20_000)
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.getoption("--fast"):
@@ -65,7 +84,7 @@ _ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time.
+    """Apply `--fast`, then `--every N`: every Nth test, spread over all files, the same tests each time. Then order.
 
     pytest.UsageError for a test whose name contains an address: processes of one run must agree on all names.
     """
@@ -79,15 +98,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stride = config.getoption("--every")
     config.hook.pytest_deselected(items=[item for place, item in enumerate(items) if place % stride])
     items[:] = items[::stride]
+    if getattr(config, "workerinput", {}).get(_BY_FILE):
+        from tests.scheduling import slow_files_first
+
+        items[:] = slow_files_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist how tests are given to it; there the option is always "no"."""
+    node.workerinput[_BY_FILE] = node.config.option.dist == "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.option.dist != "loadfile":
+        return None
+    from tests.scheduling import FileScheduling
+
+    return FileScheduling(config, log)
 
 
 _counted: dict[str, int] = {}  # cases of a function with the mark `sample` that were collected
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a function with the mark `sample(n)`, every nth case runs in `make test`; the others are slow."""
+    """Of a function with the mark `sample(n)`, every nth case runs in `make test`; the others are slow.
+
+    `native=True` says that the cases test generated code. The runs for other CPUs and with checks of the heap pass
+    `--native`, and then none of these cases is slow: no run of slow tests checks them in this way.
+    """
     mark = item.get_closest_marker("sample")
-    if mark is not None:
+    if mark is not None and not (mark.kwargs.get("native") and item.config.getoption("--native")):
         name = item.nodeid.partition("[")[0]
         count = _counted[name] = _counted.get(name, -1) + 1
         if count % mark.args[0]:
@@ -101,7 +143,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.batching import Tally  # imported here because it imports NumPy
 
     config.stash[_TALLY] = Tally()
-    config.addinivalue_line("markers", "sample(n): every nth case runs in `make test`, all cases in `make test-all`")
+    config.addinivalue_line(
+        "markers", "sample(n, native=False): every nth case runs in `make test`, all in `make test-all`, see `--native`"
+    )
     if (path := config.getoption("--fast-record")) is not None and not hasattr(config, "workerinput"):
         from tests.fast import Recorder
 
@@ -150,6 +194,16 @@ def _check_row_independence(pytestconfig: pytest.Config) -> Iterator[None]:
     from tests.batching import install
 
     uninstall = install(pytestconfig.stash[_TALLY])
+    yield
+    uninstall()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_equal_code_once(project: Path) -> Iterator[None]:
+    """Keep object files in the checkout, also for later runs; `make clean` deletes them."""
+    from tests.object_files import install
+
+    uninstall = install(project / ".lathe" / "test-objects")
     yield
     uninstall()
 

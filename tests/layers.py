@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tools.module_imports import imported_at_loading, is_generator, module_name
@@ -25,6 +25,11 @@ class Layers:
         while module not in self._ranks and "." in module:
             module = module.rpartition(".")[0]
         return self._ranks.get(module)
+
+    def violations(self, paths: Iterable[Path]) -> dict[str, list[str]]:
+        """By file, the modules of higher layers that it imports on loading; files without such imports are left out."""
+        found = {str(path.relative_to(ROOT)): self.imports_from_higher(path) for path in paths}
+        return {file: names for file, names in found.items() if names}
 
     def imports_from_higher(self, path: Path) -> list[str]:
         """The modules of higher layers that a file imports on loading. Every importing file must be in a layer."""

@@ -37,6 +37,8 @@ def is_generator(module: str) -> bool:
 
 def _imported(tree: ast.AST, loading: bool) -> Iterator[tuple[str, bool]]:
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue  # expressions are most of a file, and none imports anything
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((f"{node.module}.{alias.name}", loading) for alias in node.names)
         elif isinstance(node, ast.Import):

@@ -90,4 +90,9 @@ class Weights:
         data = self._items[index].data
         if data is expected:
             return True
-        return data.nbytes == expected.nbytes and data.tobytes() == np.ascontiguousarray(expected).tobytes()
+        return data.nbytes == expected.nbytes and np.array_equal(_bytes(data), _bytes(expected))
+
+
+def _bytes(array: Array) -> Array:
+    """The bytes of an array in row-major order, without a copy of a contiguous one."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -13,8 +13,7 @@ from lathe.core.errors import ArtifactError
 from lathe.core.files import replace_file
 
 _DIGEST_BYTES = 32
-_LOOKS = 16  # scans of the folder while one process writes `max_bytes`
-_PUTS_PER_LOOK = 256  # mean number of writes between random scans, for processes too short-lived to write much
+_LOOKS = 16  # scans of the folder, on average, while all processes together write `max_bytes`
 
 
 class ObjectCache:
@@ -78,22 +77,19 @@ class ObjectCache:
 class Quota:
     """Limits the size of a folder: deletes the least recently used files (by modification time).
 
-    Scanning many files takes long. So a scan follows only after this process has written more than a sixteenth of
-    `max_bytes` since its last scan, or at random after one of 256 writes on average. Between scans the folder may be
-    larger than `max_bytes`.
+    Scanning many files takes long: a second for 100,000 objects. So a scan follows a write at random, and
+    the probability is 16 times the share of the written bytes in `max_bytes`. Thus processes of any number and lifetime
+    scan once for each sixteenth of `max_bytes` on average. Between scans the folder may be larger than `max_bytes`.
     """
 
     def __init__(self, folder: Path, pattern: str, max_bytes: int) -> None:
         self._folder = folder
         self._pattern = pattern
         self._max_bytes = max_bytes
-        self._added = 0
 
     def added(self, nbytes: int) -> None:
         """Record that a file of `nbytes` was written; if a scan is due, delete the least recently used files."""
-        self._added += nbytes
-        if self._added * _LOOKS > self._max_bytes or random.randrange(_PUTS_PER_LOOK) == 0:
-            self._added = 0
+        if random.random() * self._max_bytes < nbytes * _LOOKS:
             self._trim()
 
     def _trim(self) -> None:

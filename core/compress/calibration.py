@@ -11,6 +11,7 @@ from lathe.core.compiler.compile import compile
 from lathe.core.compress.channel_statistics import ChannelStatistics
 from lathe.core.compress.histogram import Histogram
 from lathe.core.compress.moments import Moments
+from lathe.core.compress.row_parts import RowParts
 from lathe.core.errors import DataError
 from lathe.core.ir.graph import Graph
 
@@ -42,6 +43,26 @@ def observe(
         raise DataError("calibration: expected at least one batch of data, got none")
 
 
+def observe_parts(
+    graph: Graph, names: Iterable[str], batches: Iterable[Feeds], threads: int | None = None
+) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """As `observe`, with the number of the batch; batches of independent rows are run in parts (`RowParts`).
+
+    So the memory of the values does not grow with the rows of a batch.
+    """
+    wanted = list(names)
+    divided, numbers = RowParts(graph, wanted), list[int]()
+
+    def parts() -> Iterator[Feeds]:
+        for number, batch in enumerate(batches):
+            for part in divided.of(batch):
+                numbers.append(number)
+                yield part
+
+    for arrays in observe(graph, wanted, parts(), threads):
+        yield numbers.pop(), arrays
+
+
 class _Collector(Protocol):
     def add(self, batch: NDArray[Any]) -> None:
         """Add the array of one batch; DataError if a number is not finite."""
@@ -54,7 +75,7 @@ _Collected = TypeVar("_Collected", bound=_Collector)
 def _collect(
     collectors: dict[str, _Collected], graph: Graph, batches: Iterable[Feeds], threads: int | None
 ) -> dict[str, _Collected]:
-    for number, arrays in enumerate(observe(graph, collectors, batches, threads)):
+    for number, arrays in observe_parts(graph, collectors, batches, threads):
         for name, collector in collectors.items():
             try:
                 collector.add(arrays[name])
@@ -68,8 +89,8 @@ def collect_histograms(
 ) -> dict[str, Histogram]:
     """The histogram of each value that `names` names, over all batches.
 
-    The memory is that of `observe`, plus `Histogram.nbytes` for each of them. DataError also if an element of these
-    values is not finite; other errors as in `observe`.
+    The memory is that of `observe_parts`, plus `Histogram.nbytes` for each of them. DataError also if an element of
+    these values is not finite; other errors as in `observe`.
     """
     return _collect({name: Histogram() for name in names}, graph, batches, threads)
 
@@ -89,7 +110,7 @@ def collect_moments(
 ) -> Iterator[dict[str, Moments]]:
     """Yield the moments of the values named in `widths` (with the extent of their last axis), some values at a time.
 
-    The memory is that of `observe`, plus `Moments.nbytes` of the values that are yielded together: at most
+    The memory is that of `observe_parts`, plus `Moments.nbytes` of the values that are yielded together: at most
     `MOST_BYTES`, or a single value. All batches are run for each dictionary that is yielded. Errors as in
     `collect_histograms`.
     """

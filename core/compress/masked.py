@@ -3,7 +3,9 @@
 `add_masks` makes the model that is trained, `Masks` computes new masks from its weights or scores, and `fold_masks`
 makes the final model, whose pruned weights are 0. The schedule is that of Zhu and Gupta 2017
 (https://arxiv.org/abs/1710.01878), equation 1; scores that training learns are movement pruning (Sanh et al. 2020,
-https://arxiv.org/abs/2005.07683).
+https://arxiv.org/abs/2005.07683). Beyond the paper, the scores start at 1 and are multiplied by the magnitudes of the
+weights. Adam divides a gradient by its size, so that scores alone do not tell a large weight from one that hardly
+matters, and scores that start at 0 say nothing when the first weights are pruned.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ class MaskedTraining:
     """The choices of pruning during training.
 
     `sparsity` is the final share of zeros of each product, or with `is_global` of all together; N:M patterns ignore it.
-    `pattern`: see `masks.py`. `method`: the smallest weights go ("magnitude"), or those of the smallest learned scores
-    ("movement"). From the share `start` of all updates to the share `end` the sparsity grows, `changes` times; then it
-    stays. The nodes of `skip` are not pruned. UnsupportedError unless 0 < `sparsity` < 1, 0 <= `start` < `end` <= 1 and
-    `changes` >= 1, and for another `pattern` or `method`.
+    `pattern`: see `masks.py`. `method`: the smallest weights go ("magnitude"), or those of the smallest products of
+    magnitude and learned score ("movement"). From the share `start` of all updates to the share `end` the sparsity
+    grows, `changes` times; then it stays. The nodes of `skip` are not pruned. UnsupportedError unless 0 < `sparsity` <
+    1, 0 <= `start` < `end` <= 1 and `changes` >= 1, and for another `pattern` or `method`.
     """
 
     sparsity: float = 0.9
@@ -83,7 +85,7 @@ DEFAULTS = MaskedTraining()
 def add_masks(graph: Graph, options: MaskedTraining = DEFAULTS) -> Graph:
     """A copy of `graph` whose weights of Conv, MatMul and Gemm pass through masks of ones.
 
-    The mask of the weight `w` is the constant `w.mask`; its scores, with the method "movement", are `w.scores`.
+    The mask of the weight `w` is the constant `w.mask`; its scores, with the method "movement", are `w.scores`: ones.
     Training must not change masks. UnsupportedError if `options.skip` names no node, or there is no weight.
     """
     copy = graph.clone()
@@ -98,7 +100,7 @@ def add_masks(graph: Graph, options: MaskedTraining = DEFAULTS) -> Graph:
         readers = editor.readers(value)
         others = [editor.constant(np.ones_like(array), value.name + MASK)]
         if options.method == "movement":
-            others.append(editor.constant(np.zeros_like(array), value.name + SCORES))
+            others.append(editor.constant(np.ones_like(array), value.name + SCORES))
         masked = editor.emit(readers[0], "MaskedWeight", value, *others, name=f"{value.name}_masked")
         for reader in readers:
             editor.set_inputs(reader, [masked if each is value else each for each in reader.inputs])
@@ -169,8 +171,10 @@ class Masks:
         is_learned = self._options.method == "movement"
         scores = {}
         for each in self._weights:
-            array = constants[each.value.name + (SCORES if is_learned else "")]
-            scores[each.value.name] = each.as_matrices(array if is_learned else np.abs(array))
+            size = np.abs(constants[each.value.name])
+            scores[each.value.name] = each.as_matrices(
+                size * constants[each.value.name + SCORES] if is_learned else size
+            )
         masks = masks_of(scores, sparsity, self._options.blocks, self._options.is_global)
         return {
             each.value.name + MASK: each.from_matrices(masks[each.value.name]).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lathe.core.compress.calibration import MOST_BYTES, Feeds, observe
+from lathe.core.compress.calibration import MOST_BYTES, Feeds, observe_parts
 from lathe.core.compress.products import between_layouts
 from lathe.core.errors import DataError
 from lathe.core.ir.graph import Array, Graph, Node
@@ -107,7 +107,7 @@ def _collect(
     graph: Graph, group: Mapping[int, ProductMoments], batches: Sequence[Feeds], threads: int | None
 ) -> Iterator[tuple[int, ProductMoments]]:
     sources = {index: graph.nodes[index].required_input(0).name for index in group}
-    for number, arrays in enumerate(observe(graph, dict.fromkeys(sources.values()), batches, threads)):
+    for number, arrays in observe_parts(graph, dict.fromkeys(sources.values()), batches, threads):
         for index, moments in group.items():
             try:
                 moments.add(arrays[sources[index]])

@@ -14,6 +14,7 @@ from lathe.core.frontends.annotations import ROWS, annotate
 from lathe.core.frontends.declared_types import type_proto
 from lathe.core.frontends.lower import lower
 from lathe.core.frontends.opset_support import min_inputs, oldest_opset
+from lathe.core.frontends.sparse_initializers import sparse_initializer
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
 from lathe.core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
 from lathe.core.ops.opdef import registry
@@ -21,7 +22,7 @@ from lathe.core.ops.opdef import registry
 _IR_VERSION = 10  # the oldest version that is written: all runtimes of recent years read it
 
 
-def export(graph: Graph, opset: int | None = None) -> bytes:
+def export(graph: Graph, opset: int | None = None, sparse: bool = False) -> bytes:
     """The graph as an ONNX model of standard operators. Fused operators are written as the operators that they fuse.
 
     `opset` is that of the default domain; by default the oldest one from 21 on that has all operators in the form that
@@ -29,9 +30,14 @@ def export(graph: Graph, opset: int | None = None) -> bytes:
     replace also becomes an input with an initializer. UnsupportedError for graphs that ONNX, or that opset, cannot
     express, and for models larger than the 2 GiB of an ONNX file. Annotations, control edges, and the permission to
     round rows become metadata of nodes (`annotations.py`).
+
+    With `sparse`, float32 and float64 constants with so many zeros that this makes the file smaller are sparse
+    initializers. Lathe and ONNX Runtime read them, OpenVINO does not.
     """
     lowered = lower(graph)
     proto = _graph(lowered)
+    if sparse:
+        _make_sparse(proto, lowered)
     imports = [helper.make_opsetid(*entry) for entry in _opsets(lowered, opset).items()]
     version = max(_IR_VERSION, helper.find_min_ir_version_for(imports, ignore_unknown=True))
     model = helper.make_model(proto, opset_imports=imports, ir_version=version, producer_name="lathe")
@@ -71,6 +77,16 @@ def _graph(graph: Graph) -> onnx.GraphProto:
         tensors,
         value_info=list(map(_info, inner)),
     )
+
+
+def _make_sparse(proto: onnx.GraphProto, graph: Graph) -> None:
+    """Replace initializers of constants by sparse ones where those are smaller."""
+    found = ((value.name, sparse_initializer(array, value.name)) for value, array in graph.constants.items())
+    smaller = {name: sparse for name, sparse in found if sparse is not None}
+    kept = [tensor for tensor in proto.initializer if tensor.name not in smaller]
+    del proto.initializer[:]
+    proto.initializer.extend(kept)
+    proto.sparse_initializer.extend(smaller.values())
 
 
 def _info(value: Value) -> onnx.ValueInfoProto:

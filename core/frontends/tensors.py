@@ -15,7 +15,7 @@ from lathe.core.ir.graph import Array
 from lathe.core.ir.types import DType
 
 _MAX_EMPTY = 1 << 48  # elements of an empty array with zeros counted as 1: NumPy limits that product as well
-_MAX_DENSE_BYTES = 1 << 28  # of a sparse tensor, whose size in the file does not limit its dense size
+MAX_DENSE_BYTES = 1 << 28  # of a sparse tensor, whose size in the file does not limit its dense size
 
 _COMPLEX: dict[DType, np.dtype[Any]] = {DType.COMPLEX64: np.dtype(np.float32), DType.COMPLEX128: np.dtype(np.float64)}
 _BIT_PATTERNS = (
@@ -100,7 +100,7 @@ def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
     """
     values, indices = tensor_array(sparse.values, where), tensor_array(sparse.indices, where)
     shape = check_shape(sparse.dims, where)
-    if math.prod(shape) * values.itemsize > _MAX_DENSE_BYTES:
+    if math.prod(shape) * values.itemsize > MAX_DENSE_BYTES:
         raise UnsupportedError(f"sparse tensor of shape {list(shape)} is too large to store densely", where=where)
     if (
         indices.dtype != np.int64

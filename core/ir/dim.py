@@ -9,9 +9,10 @@ raises KeyError for it.
 
 from __future__ import annotations
 
-import ast
+import operator
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -363,38 +364,67 @@ def parse_dim(text: str) -> Dim:
 
     The text has integers and symbols, joined with `+`, `-`, `*`, `//`, `|` (maximum) and parentheses.
     """
+    found = _DimParser(text)
     try:
-        return _from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError) as error:  # Python's parser has a stack of its own
+        dim = found.at_level("|")
+    except RecursionError as error:
         raise ValueError(f"not a dimension: {text!r}") from error
+    if found.token:
+        raise found.error()
+    return dim
 
 
-def _from_ast(tree: ast.expr) -> Dim:
-    match tree:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return value
-        case ast.Name(id=name):
-            return symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_from_ast(operand)
-        case ast.BinOp(left=left, op=operator, right=right):
-            return _apply(operator, _from_ast(left), _from_ast(right))
-    raise ValueError(f"not a dimension: {ast.unparse(tree)!r}")
+_TOKEN = re.compile(r"//|\w+|\S")
+_LEVELS: Mapping[str, Mapping[str, Callable[[Dim, Dim], Dim]]] = {  # operators by how tightly they bind
+    "|": {"|": maximum},
+    "+": {"+": operator.add, "-": operator.sub},
+    "*": {"*": operator.mul, "//": floor_div},
+}
+_TIGHTER = {"|": "+", "+": "*"}
 
 
-def _apply(operator: ast.operator, left: Dim, right: Dim) -> Dim:
-    match operator:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.FloorDiv():
-            return floor_div(left, right)
-        case ast.BitOr():
-            return maximum(left, right)
-    raise ValueError(f"operator {type(operator).__name__} is not allowed in a dimension")
+class _DimParser:
+    """Reads the text of a dimension by recursive descent: `|` binds least, then `+` and `-`, then `*` and `//`.
+
+    Python's own parser would do, but in Python 3.11 it can fail when two threads use it (CPython issue 106905).
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = iter(_TOKEN.findall(text))
+        self.token = ""  # the next one, "" at the end
+        self._take()
+
+    def error(self) -> ValueError:
+        return ValueError(f"not a dimension: {self._text!r}")
+
+    def at_level(self, level: str) -> Dim:
+        """An operand, and operators of this level or tighter ones with their operands, from left to right."""
+        tighter = _TIGHTER.get(level)
+        dim = self.at_level(tighter) if tighter else self._operand()
+        while self.token in _LEVELS[level]:
+            apply = _LEVELS[level][self._take()]
+            dim = apply(dim, self.at_level(tighter) if tighter else self._operand())
+        return dim
+
+    def _operand(self) -> Dim:
+        token = self._take()
+        if token == "-":
+            return -self._operand()
+        if token == "(":
+            dim = self.at_level("|")
+            if self._take() != ")":
+                raise self.error()
+            return dim
+        if token.isdecimal() and token.isascii():
+            return int(token)
+        if token.isidentifier():
+            return symbol(token)
+        raise self.error()
+
+    def _take(self) -> str:
+        token, self.token = self.token, next(self._tokens, "")
+        return token
 
 
 def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:

@@ -47,6 +47,14 @@ def prune(
     together: Annotated[
         bool, typer.Option("--global", help="With --weights: compare the weights of all products.")
     ] = False,
+    sparse: Annotated[
+        bool,
+        typer.Option(
+            "--sparse",
+            help="With --weights: store only the weights that are not 0, where that is smaller. ONNX Runtime reads "
+            "such files, OpenVINO does not.",
+        ),
+    ] = False,
     skip: Annotated[
         list[str] | None,
         typer.Option(help="Leave the node of this name as it is. Repeat the option.", metavar="NODE"),
@@ -59,7 +67,7 @@ def prune(
     \b
     Examples:
       lathe prune model.onnx --channels 50% -o small.onnx
-      lathe prune model.onnx --weights 90% -o sparse.onnx
+      lathe prune model.onnx --weights 90% --sparse -o sparse.onnx
       lathe prune model.onnx --weights 50% --pattern 2:4
     """
     import lathe
@@ -67,6 +75,8 @@ def prune(
 
     if (channels is None) == (weights is None):
         raise fail("expected either --channels or --weights, such as --channels 50%")
+    if sparse and weights is None:
+        raise fail("--sparse: expected --weights as well, such as --weights 90%")
     share = read_percentage("--channels" if channels is not None else "--weights", channels or weights or "")
     path = output or model.with_suffix(".pruned.onnx")
     with model_errors():
@@ -78,7 +88,7 @@ def prune(
                 small = _with_zeros(graph, share, pattern, together, skip or [])
         except LatheError as problem:
             raise fail(str(problem)) from None
-        written = lathe.export(small)
+        written = lathe.export(small, sparse=sparse)
     path.write_bytes(written)
     before, after = model.stat().st_size, len(written)
     console.print(f"{path}: {format_bytes(after)} instead of {format_bytes(before)}", soft_wrap=True)

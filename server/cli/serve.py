@@ -107,16 +107,17 @@ def _run(settings: Settings) -> None:
     """Serve until a signal. The server's modules are imported here, so that wrong settings are reported at once."""
     from lathe.core.errors import UnsupportedError
     from lathe.core.runtime.device.devices import find_device
-    from lathe.core.runtime.host.memory import keep_freed, share_heaps
+    from lathe.core.runtime.host.memory import keep_freed, machine_bytes, share_heaps, touch_heap
     from lathe.server.access.keys import DamagedKeys
     from lathe.server.app import create_app
     from lathe.server.processes import descriptors
-    from lathe.server.serve import KEPT_BLOCK, MALLOC_ARENAS, make_server
+    from lathe.server.serve import KEPT_BLOCK, MALLOC_ARENAS, block_of_messages, make_server
     from lathe.server.telemetry.logs import configure
 
     share_heaps(MALLOC_ARENAS)
     if settings.grpc_port is not None:
         keep_freed(KEPT_BLOCK)
+        touch_heap(block_of_messages(settings, machine_bytes()))
     try:
         find_device(settings.device)
     except UnsupportedError as error:

@@ -25,6 +25,7 @@ BUCKETS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("divisor", [41.0, 49.0, 0.1, 3.0, 8.0])
 @pytest.mark.parametrize("body", BUCKETS.values(), ids=BUCKETS)
 def test_multiples_of_the_divisor(body: str, divisor: float) -> None:

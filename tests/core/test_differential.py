@@ -196,6 +196,7 @@ def drawn(data: st.DataObject) -> None:
     check(graph, threads=1 + choose(4), max_batch=(1, 4, 32)[choose(3)])
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("graph", [training_graph, pooled_graph, regions_graph, dequantized_graph])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_graphs_that_no_random_step_makes(graph: Any, threads: int) -> None:

@@ -46,6 +46,7 @@ def test_transforms_along_a_size(length: int, parts: int) -> None:
         )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("length", LENGTHS[2:])
 def test_half_a_spectrum(length: int) -> None:
     body = "y = DFT <onesided = 1> (x, , one) z = DFT <onesided = 1, inverse = 1> (h, , one)"
@@ -82,6 +83,7 @@ def test_frames_of_a_signal(length: int) -> None:
         assert "dynamic-shape code serves" in session.explain() and "FALLBACK" not in session.explain()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 @pytest.mark.parametrize("shape", [(1, 4, 7), (2, 9, 3), (2, 1, 1)])
 def test_triangles(dtype: Any, shape: tuple[int, int, int]) -> None:
@@ -104,6 +106,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_images(kind: str, threads: int) -> None:

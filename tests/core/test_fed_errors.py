@@ -134,6 +134,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("new_shapes", ["wait", "background"])
 @pytest.mark.parametrize("name", RUNS)
 def test_invalid_feeds_raise_feed_error(name: str, new_shapes: str) -> None:

@@ -71,6 +71,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", REFUSED)
 def test_the_error_of_an_impossible_batch_names_the_node(op: str) -> None:
     """A Split into parts of n and 8 - n, and a Pad by -2."""

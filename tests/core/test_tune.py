@@ -86,6 +86,7 @@ class Clock:
     second: KernelCall | None = None
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("script", "wins"),
     [((0.5,), True), ((0.99,), False), ((0.9, 0.9, 0.9, 9.0), True), ((1.1, 1.1, 1.1, 0.1), False), ((2.0,), False)],
@@ -154,6 +155,7 @@ def test_nothing_is_measured_where_there_are_no_channels(inputs: int, outputs: i
     np.testing.assert_array_equal(result, np.zeros((2, outputs, 9 - kernel, 9 - kernel), np.float32))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("graph", [product(), image()], ids=lambda graph: graph.name)
 def test_every_candidate_computes_the_same(graph: Graph, tmp_path: Path) -> None:
     found = problems(graph)

@@ -38,6 +38,7 @@ BROADCASTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BROADCASTS)
 def test_either_of_two_symbols_may_be_1(name: str) -> None:
     assert_like_onnx_runtime(

@@ -193,6 +193,7 @@ def test_maps_for_each_row_are_batched(classes: Any) -> None:
                 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["isolation", "one hot", "tree of names", "logistic of names", "ordinal", "svc of two", "adaboost", "stack"]
 )

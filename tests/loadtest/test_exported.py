@@ -67,6 +67,7 @@ def test_without_other_lengths_the_later_feeds_are_first_runs(folder: Path) -> N
     assert [row.feeds for row in found.first] == ["feeds-1", "feeds-2"]
 
 
+@pytest.mark.slow
 def test_all_batches_run_by_default(folder: Path) -> None:
     found = measure(folder / "doubled", Settings("steady", (2,), 1, 0.01, tune="off"))
     assert [row.batch for row in found.steady] == [1, 3, 8]

@@ -33,6 +33,7 @@ def test_a_broken_promise_is_named(change: dict[str, float], complaint: str) -> 
     assert replace(GOOD, **change).broken == [complaint]  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["LATHE_CACHE_DIR", "LATHE_CACHE"])
 def test_a_measured_process_uses_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Also where the environment names another one, in which all would be compiled already."""

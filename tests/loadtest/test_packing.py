@@ -21,6 +21,7 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(packing, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_model")
 def test_all_methods_agree_and_are_timed(tmp_path: Path) -> None:
     out = tmp_path / "out.json"

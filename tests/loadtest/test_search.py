@@ -23,6 +23,7 @@ def test_missed_promises_are_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_short_search_writes_both_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.json"
     small = ["--trials", "2", "--rows", "200", "--epochs", "2", "--final-epochs", "2", "--seeds", "1"]

@@ -11,6 +11,7 @@ import pytest
 from loadtest.sparse import broken_limits, compare, main
 
 
+@pytest.mark.slow
 def test_products_and_convolutions_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.json"
     arguments = ["--products", "128x96,8x8x64x96", "--zeros", "0.9", "--batches", "2", "--rounds", "1"]

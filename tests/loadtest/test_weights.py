@@ -11,6 +11,7 @@ import pytest
 from loadtest.weights import Row, broken_limits, compare, main
 
 
+@pytest.mark.slow
 def test_all_kinds_compute_nearly_the_same_product(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.json"
     assert main(["--depth", "256", "--columns", "256", "--rows", "1,4", "--rounds", "1", "--json", str(file)]) == 0

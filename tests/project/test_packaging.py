@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tools.module_imports import imported
 
 OWN = {"lathe", "loadtest", "tools", "tests"}
 # installed with a declared package, a namespace that several distributions share, or too large for every test
@@ -38,15 +41,11 @@ def pyproject() -> dict[str, Any]:
 
 def imports(path: Path) -> set[str]:
     """Top-level names of every absolute import in a file, without those of Python and Lathe."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.split(".")[0])
+    names = {name.split(".")[0] for name, _ in imported(path)}
     return names - set(sys.stdlib_module_names) - OWN
 
 
+@cache
 def product_imports(project: Path) -> set[str]:
     """The packages that the product imports, without those of the exporters for models of other frameworks."""
     exporting = project / "server" / "client" / "exporting"
@@ -55,10 +54,16 @@ def product_imports(project: Path) -> set[str]:
     return set().union(*(imports(path) - left_out.get(path, set()) for path in files))
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """The distributions that provide each module; they are read from the files of all installed packages."""
+    return packages_distributions()
+
+
 def distributions(module: str) -> set[str]:
     if module in DECLARED_AS:
         return DECLARED_AS[module]
-    found = packages_distributions().get(module)
+    found = installed().get(module)
     assert found, f"{module} is imported but no installed distribution provides it"
     return {found[0].lower().replace("_", "-")}
 

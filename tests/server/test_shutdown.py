@@ -28,6 +28,7 @@ def process(seconds: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
             running.kill()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_stops_with_success(sig: signal.Signals) -> None:
     with process(0) as (running, port), Raw(port) as idle:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 
 import lathe.server
 from lathe.server.client import Client
@@ -25,6 +26,7 @@ LATHE = [
 ]  # as the installed script does: without the working directory on the path
 
 
+@pytest.mark.slow
 def test_server_py_and_core_of_the_user_do_not_replace_lathes(tmp_path: Path) -> None:
     for name in ("server.py", "core/__init__.py", "json.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

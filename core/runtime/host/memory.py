@@ -20,11 +20,13 @@ _ALIGNMENT = 64
 _MAP_ABOVE = 1 << 20  # bytes of a block that is mapped by itself
 _ROOM = 4  # times the bytes of a block that may grow: its address space, of which untouched pages take no memory
 _HUGE_PAGE = 2 << 20  # bytes; Linux places a mapping at a multiple of it only if its length is one, too
+_HUGE_PAGES_ABOVE = 64 << 20  # bytes of a block in huge pages; see `_map_block`
 _WORTH_COLLECTING = 16 << 20  # bytes that are worth a garbage collection
 _CGROUP = Path("/sys/fs/cgroup")
 _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h of glibc
+_kept = 0  # bytes of free memory that stay with the process (`keep_freed`)
 _MAPS = Path("/proc/self/maps")
 _word_at: Callable[[int], ctypes.c_size_t] = ctypes.c_size_t.from_address
 
@@ -61,16 +63,20 @@ def bytes_with_room(size: int) -> NDArray[np.uint8]:
 
 
 def _map_block(size: int) -> mmap.mmap:
-    """Map `size` bytes or more, in huge pages where that is possible.
+    """Map `size` bytes or more, large blocks in huge pages where that is possible.
 
     Private memory: by default Python maps shared memory, which has no huge pages, and whose faults take half as long
-    again. The first use of 9 MiB takes 0.2 ms in huge pages, 4 ms in others, and 6 ms in shared memory.
+    again. The first use of 9 MiB takes 4 ms, and 6 ms in shared memory. In huge pages it takes 0.2 ms, or 20 ms in a
+    virtual machine whose host provides memory at its first use: 4 ms for each huge page, of which a run may use a small
+    part. Then the first run with larger images took 8 times as long as later ones. Later runs take the same time in
+    both kinds of pages.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _HUGE_PAGE else size
     block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
-    prefer_huge_pages(block)
+    if size >= _HUGE_PAGES_ABOVE:
+        prefer_huge_pages(block)
     return block
 
 
@@ -89,7 +95,7 @@ def return_to_system(used: int) -> None:
     if is_worth_returning(used):
         gc.collect()
         if _trim is not None:
-            _trim(0)
+            _trim(_kept)
 
 
 def is_worth_returning(used: int) -> bool:
@@ -151,10 +157,34 @@ def keep_freed(size: int) -> None:
     """Let the C library keep freed blocks of up to `size` bytes for reuse, and twice as much in all (glibc).
 
     Otherwise it returns each block to the system. A page that is new to the process costs a fault, which is nine tenths
-    of the time to copy a large block into it.
+    of the time to copy a large block into it. Once three times `size` are free, it returns all but twice `size`.
     """
+    global _kept
+    _kept = 2 * size
     _set_option(_M_MMAP_THRESHOLD, size)
-    _set_option(_M_TRIM_THRESHOLD, 2 * size)
+    _set_option(_M_TRIM_THRESHOLD, 3 * size)
+    _set_option(_M_TOP_PAD, _kept)
+
+
+def touch_heap(size: int) -> None:
+    """Let the C library's heap of the calling thread have two free blocks of `size` bytes, whose pages are in use.
+
+    For blocks that `keep_freed` keeps. Without this, the first large block costs a fault per page. In a virtual machine
+    whose host provides memory at its first use, 15,000 faults took 30 to 100 ms.
+    """
+    if _option is None or _trim is None:
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    blocks = [block for _ in range(2) if (block := libc.malloc(size)) is not None]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks:
+        libc.free(block)
 
 
 def _set_option(option: int, value: int) -> None:

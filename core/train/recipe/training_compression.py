@@ -37,8 +37,8 @@ class Prune(Section):
     )
     method: Method = Field(
         default="magnitude",
-        description="`magnitude`: the smallest weights go; `movement`: those of the smallest scores, which are "
-        "learned.",
+        description="`magnitude`: the smallest weights go; `movement`: those with the smallest product of magnitude "
+        "and a learned score.",
     )
     together: bool = Field(
         default=False, description="Whether the sparsity is that of all products together, not of each one."
@@ -93,10 +93,10 @@ class Distil(Section):
         "`model` of a job, or the file of `lathe train --parent`.",
     )
     temperature: float = Field(
-        default=4.0, gt=0, le=1000, description="Divides the numbers before the softmax of both models."
+        default=2.0, gt=0, le=1000, description="Divides the numbers before the softmax of both models."
     )
     weight: float = Field(
-        default=0.9,
+        default=0.5,
         gt=0,
         le=1,
         description="Share of the distance from the teacher in the loss; the targets have the rest.",

@@ -36,8 +36,8 @@ class Distillation:
 
     loss: Loss
     teacher: Graph
-    temperature: float = 4.0
-    weight: float = 0.9
+    temperature: float = 2.0
+    weight: float = 0.5
 
     def __post_init__(self) -> None:
         if not isinstance(self.loss, (CrossEntropy, *_OF_NUMBERS)):

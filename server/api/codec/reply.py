@@ -11,7 +11,7 @@ from typing import TypeAlias
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from lathe.server.errors import Internal, ServerError, UnknownModel
+from lathe.server.errors import Internal, ServerError, UnknownModel, drop_frames
 
 log = logging.getLogger("lathe.api")
 
@@ -103,11 +103,13 @@ def error_reply(error: Exception, path: bytes | str = "") -> Reply:
 
     For paths below /v1 it has the form of OpenAI's API.
     It has the header `retry-after` if the error has a `retry_after`, and `www-authenticate` for status 401. An
-    exception that is no ServerError is logged and becomes an Internal without details.
+    exception that is no ServerError is logged and becomes an Internal without details. The error loses its traceback.
     """
     if not isinstance(error, ServerError):
         log.error("unexpected error", exc_info=error)
+        drop_frames(error)
         error = Internal("an internal error happened; the server's log has it")
+    drop_frames(error)
     extra: tuple[Header, ...] = ()
     if error.retry_after is not None:
         extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)

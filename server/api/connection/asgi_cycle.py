@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
@@ -66,7 +67,14 @@ class AsgiCycle(RequestResponseCycle):
         )
         self.is_started = False  # the application runs, or has run
         self._unsized = False  # the answer has no length: it ends when the connection closes
-        extensions: dict[str, Any] = {UPLOAD: lambda: on_upload(self)}
+        this = weakref.ref(self)  # the scope belongs to the cycle: another reference would keep both
+
+        def allow_upload() -> None:
+            cycle = this()
+            if cycle is not None:
+                on_upload(cycle)
+
+        extensions: dict[str, Any] = {UPLOAD: allow_upload}
         scope["extensions"] = extensions
 
     @property

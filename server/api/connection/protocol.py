@@ -77,6 +77,7 @@ class LatheProtocol(HttpToolsProtocol):
         self.inbox.on_connection_lost()
         self.outbox.on_connection_lost()
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # it refers to this connection, and to the last request
 
     def data_received(self, data: bytes) -> None:
         """Start the request that a template matches, or hand the bytes to the inbox.

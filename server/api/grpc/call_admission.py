@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
+from grpc.aio import AbortError
+
 from lathe.server.access.authority import Authority, Mode
 from lathe.server.api.grpc.calls import Call, Calls
 from lathe.server.api.grpc.connections import Connections
@@ -29,9 +31,13 @@ class CallAdmission:
         self._settings = settings
 
     def unary(self, answer: Method, name: str) -> Method:
-        """A method for gRPC that admits a call, receives its only message from a stream, and calls `answer` with it."""
+        """A method for gRPC that admits a call, receives its only message from a stream, and calls `answer` with it.
 
-        async def admit_and_answer(_requests: Any, context: Any) -> Message:
+        An AbortError loses its traceback: gRPC keeps the error in the state of the call, to which the frames of the
+        traceback refer. This cycle would keep the message in memory until the next garbage collection.
+        """
+
+        async def admit_and_answer(context: Any) -> Message:
             try:
                 call = self._enter(context, name)
             except ServerError as error:
@@ -43,7 +49,13 @@ class CallAdmission:
                     request = error
                 return await answer(request, context)
 
-        return admit_and_answer
+        async def method(_requests: Any, context: Any) -> Message:
+            try:
+                return await admit_and_answer(context)
+            except AbortError as error:
+                raise error.with_traceback(None) from None
+
+        return method
 
     def streaming(self, answer: Method, name: str, *, one: bool) -> Method:
         """A method for gRPC that admits a call and yields the stream of `answer`.
@@ -51,7 +63,7 @@ class CallAdmission:
         `answer` is called with the single request message if `one`, otherwise with an iterator of the messages.
         """
 
-        async def admit_and_answer(_requests: Any, context: Any) -> AsyncIterator[Message]:
+        async def admit_and_answer(context: Any) -> AsyncIterator[Message]:
             try:
                 call = self._enter(context, name)
             except ServerError as error:
@@ -67,7 +79,14 @@ class CallAdmission:
                     yield message
                     call.answered()
 
-        return admit_and_answer
+        async def method(_requests: Any, context: Any) -> AsyncIterator[Message]:
+            try:
+                async for message in admit_and_answer(context):
+                    yield message
+            except AbortError as error:
+                raise error.with_traceback(None) from None  # see `unary`
+
+        return method
 
     def _enter(self, context: Any, name: str) -> Call:
         """Count a call of the method `name`, for its client and connection; may raise Unauthorized or Overloaded."""

@@ -14,7 +14,7 @@ from lathe.server.access.authority import Authority
 from lathe.server.access.scopes import GRPC_CHANGES, GRPC_METHODS, alternatives
 from lathe.server.api.grpc.access_log import CallLogging
 from lathe.server.api.grpc.messages import Message
-from lathe.server.api.grpc.status import errors_as_status
+from lathe.server.api.grpc.status import ErrorsAsStatus
 from lathe.server.errors import ServerError
 
 
@@ -46,7 +46,7 @@ class EarlyAuthorization(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc 
 
     def _refuse(self, error: ServerError, path: str) -> Any:
         async def answer(_requests: Any, context: Any) -> Message:
-            async with errors_as_status(context):
+            async with ErrorsAsStatus(context):
                 raise error
 
         return grpc.stream_unary_rpc_method_handler(

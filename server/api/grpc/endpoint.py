@@ -25,7 +25,7 @@ from lathe.server.api.grpc.health import WATCHERS, HealthService
 from lathe.server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
 from lathe.server.api.grpc.service import InferenceService, ServiceContext
 from lathe.server.api.grpc.split_message import split_small
-from lathe.server.api.grpc.status import errors_as_status
+from lathe.server.api.grpc.status import ErrorsAsStatus
 from lathe.server.api.middleware.body_limits import MAX_DOCUMENT
 from lathe.server.errors import BadRequest, ServerError, TooLarge, UnknownModel
 from lathe.server.settings import Settings
@@ -268,7 +268,7 @@ def unless_refused(read: Callable[[Any], Message | None]) -> Callable[[Any], Mes
 
 def _unary(read: Read, call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
     async def answer(request: bytes | ServerError, context: Any) -> Message:
-        async with errors_as_status(context):
+        async with ErrorsAsStatus(context):
             if isinstance(request, ServerError):
                 raise request
             message = read(request)
@@ -280,7 +280,7 @@ def _unary(read: Read, call: Callable[..., Any], permit: Permit) -> Callable[...
 
 def _streaming(read: Callable[[Any], Any], call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
     async def answer(request: Any, context: Any) -> AsyncIterator[Message]:
-        async with errors_as_status(context):
+        async with ErrorsAsStatus(context):
             if isinstance(request, ServerError):
                 raise request
             asked = read(request)

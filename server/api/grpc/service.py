@@ -27,7 +27,7 @@ from lathe.server.api.inference.reader_threads import INLINE_BYTES
 from lathe.server.api.v2 import model_info
 from lathe.server.api.v2.protocol_settings import TRACE_SETTINGS, LogSettings, update_trace
 from lathe.server.api.v2.routes import RepositoryControl
-from lathe.server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported
+from lathe.server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported, drop_frames
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.settings import Settings
 from lathe.server.telemetry.access_log import AccessLog
@@ -56,7 +56,7 @@ _PEER = ":peer"  # cannot collide with a caller's metadata, whose names begin wi
 class InferenceService(SharedMemoryCalls):
     """One method per call, with its name in the .proto file; requests and answers are messages of that file.
 
-    A method may raise any ServerError, which ends its call with a status (`errors_as_status`).
+    A method may raise any ServerError, which ends its call with a status (`ErrorsAsStatus`).
     """
 
     def __init__(self, parts: ServiceContext, stopping: asyncio.Event) -> None:
@@ -245,7 +245,9 @@ class _Stream:
             try:
                 response = await turn
             except Exception as error:
-                response = _message("ModelStreamInferResponse", error_message=as_server_error(error).message)
+                refused = as_server_error(error)
+                drop_frames(error)
+                response = _message("ModelStreamInferResponse", error_message=refused.message)
             self._waiting.popleft()
             self._depth.release()
             yield response

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
-from lathe.server.errors import ExecutionInterrupted, Internal, ServerError
+from lathe.server.errors import ExecutionInterrupted, Internal, ServerError, drop_frames
 
 log = logging.getLogger("lathe.api")
 
@@ -53,16 +51,26 @@ def as_server_error(error: Exception) -> ServerError:
     return Internal("an internal error happened; the server's log has it")
 
 
-@asynccontextmanager
-async def errors_as_status(context: Any) -> AsyncIterator[None]:
-    """A context manager: an exception raised inside ends the gRPC call with the status of that error."""
-    try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:
-        refused = as_server_error(error)
-        await context.abort(_status_of(refused, context.time_remaining()), refused.message, _trailing(refused))
+class ErrorsAsStatus:
+    """A context manager: an exception raised inside ends the gRPC call with the status of that error.
+
+    The exception loses its traceback, which refers to the message of the request.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        """Nothing happens before an exception."""
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: Any) -> None:
+        """Abort the call if an error ended the block; cancelled and aborted calls only end."""
+        del _traceback
+        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            refused = as_server_error(error)
+            drop_frames(error)
+            context = self._context
+            await context.abort(_status_of(refused, context.time_remaining()), refused.message, _trailing(refused))
 
 
 def _status_of(error: ServerError, left: float | None) -> grpc.StatusCode:

@@ -18,7 +18,15 @@ from lathe.server.access.suggestions import with_suggestion
 from lathe.server.api.codec.reply import error_reply
 from lathe.server.api.inference.asgi import ClientLeft, send_reply
 from lathe.server.api.middleware.access_log import note_refusal
-from lathe.server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError, UnknownModel, UnsupportedMedia
+from lathe.server.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    ServerError,
+    UnknownModel,
+    UnsupportedMedia,
+    drop_frames,
+)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -33,10 +41,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, error: HTTPException) -> Response:
+        drop_frames(error)
         return _response(request, _translate(request, error), error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
+        drop_frames(error)
         return _response(request, _invalid(request, error))
 
     @app.exception_handler(ClientLeft)

@@ -34,6 +34,7 @@ def test_gradients_agree_with_pytorch(seed: int) -> None:
         np.testing.assert_allclose(results[f"{name}.gradient"].ravel(), expected, 1e-6, 1e-7, err_msg=name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(0, len(TORCH), 5))
 def test_second_order_gradients_agree_with_differences(seed: int) -> None:
     """The gradient of a gradient, against central differences."""

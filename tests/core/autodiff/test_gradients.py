@@ -116,6 +116,7 @@ def test_second_order(case: Any) -> None:
     assert_gradients(back, feeds, tolerance=2e-5)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(25))
 def test_random_compositions(seed: int) -> None:
     """Chains and joins of smooth operators over matrices that change their shape on the way."""

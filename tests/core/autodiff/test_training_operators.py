@@ -45,6 +45,7 @@ def results(op: str, *arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, np.
     return compiled[0], feeds["dy"], compiled[2:]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("axis", "count"), [(0, 1), (0, 6), (1, 4), (-1, 5)])
 @pytest.mark.parametrize(("low", "high"), [(-128, 127), (0, 255), (-8, 7), (-1, 1)])
 def test_learned_steps_have_the_gradients_of_their_paper(axis: int, count: int, low: int, high: int) -> None:

@@ -123,6 +123,7 @@ def is_right(made: Case, planned: PlannedGraph) -> bool:
     return True
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("made", simulated_cases(), ids=lambda made: made.name)
 def test_the_checker_finds_plans_with_wrong_results(made: Case) -> None:
     assert is_right(made, made.planned)

@@ -24,6 +24,7 @@ def test_correct_plans_are_accepted(cases: list[Case]) -> None:
         check_plan(case.graph, case.planned, case.target)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_every_injected_fault_is_found(fault: Fault, cases: list[Case]) -> None:
     """In every plan where it applies, at several places."""

@@ -152,6 +152,7 @@ def check(each: Replacing) -> None:
         np.testing.assert_array_equal(got.view(want.dtype).reshape(want.shape), want)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("each", ALL, ids=[f"{each.family}-{index}" for index, each in enumerate(ALL)])
 def test_results_in_place_equal_those_out_of_place(each: Replacing) -> None:
     check(each)

@@ -109,6 +109,7 @@ def test_the_ends_keep_eight_bits_and_skipped_nodes_stay_float32() -> None:
     assert small.constant_of(gemm.required_input(1)) is not None
 
 
+@pytest.mark.slow
 def test_the_compiler_multiplies_bytes_with_weights_of_four_bits() -> None:
     x = RNG.standard_normal((8, 3, 8, 8)).astype(F)
     options = AwareQuantization("int4", keeps_ends=False)

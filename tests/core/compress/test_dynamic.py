@@ -39,6 +39,7 @@ def products(transposed: bool) -> bytes:
     return bytes(proto.SerializeToString())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_the_results_are_those_of_onnx_runtimes_quantizer(per_channel: bool, transposed: bool, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_the_results_are_those_of_onnx_runtimes_quantizer(per_channel: bool, tra
     assert np.abs(expected - ort_run(data, {"x": x})).max() < 0.03 * largest
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_convolutions_multiply_bytes(per_channel: bool) -> None:
     """The graph, its references, the file in ONNX Runtime, and the file in Lathe agree."""

@@ -58,6 +58,7 @@ def run(graph: Graph, feeds: Any) -> Any:
     return ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
 
 
+@pytest.mark.slow
 def test_the_error_stays_within_the_budget(network: Graph, batches: Any) -> None:
     exact = run(network, batches[0])
     errors, counts = [], []

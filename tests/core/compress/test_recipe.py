@@ -46,6 +46,7 @@ def stable_text(value: object) -> str | None:
     return None if " at 0x" in text else text
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("values", "made"),
     [

@@ -79,6 +79,7 @@ def test_learned_codes_stay_within_the_limits() -> None:
     assert codes.max() == 15
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("shape", "node", "dims"), LAYERS)
 def test_the_moments_give_the_error_that_onnx_runtime_measures(shape: str, node: str, dims: tuple[int, ...]) -> None:
     """The mean square of the layer's results with the weights D is the trace of D^T G D, also with padding."""
@@ -98,6 +99,7 @@ def test_the_moments_give_the_error_that_onnx_runtime_measures(shape: str, node:
     assert mine == pytest.approx((theirs**2).mean() * theirs.shape[axis], rel=1e-4)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize(("shape", "node", "dims"), LAYERS)
 def test_learned_rounding_of_static_weights_loses_less(
@@ -123,6 +125,7 @@ def test_learned_rounding_of_static_weights_loses_less(
     assert found["adaround"] < 0.9 * found["nearest"] < 0.9 * found["floor"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("method", ["nearest", "awq"])

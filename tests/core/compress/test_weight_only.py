@@ -85,6 +85,7 @@ def test_onnx_runtime_runs_it_alike(
     assert error(got, exact) < {4: 0.2, 8: 0.02}[bits]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_gptq_and_awq_lose_less_than_rounding(network: bytes, rows: np.ndarray, bits: int, symmetric: bool) -> None:

@@ -35,10 +35,15 @@ class SuiteModel:
 @cache
 def suite_models() -> dict[str, SuiteModel]:
     """Every model of the suite by the name of its case."""
+    return dict(sorted((name, model) for kind in KINDS for name, model in models_of_kind(kind).items()))
+
+
+@cache
+def models_of_kind(kind: str) -> dict[str, SuiteModel]:
+    """The models of one of the `KINDS` by the name of the case. Only "node" takes time: its data are computed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cases = [case for kind in KINDS for case in load_model_tests(kind=kind)]
-    return {case.name: _suite_model(case) for case in sorted(cases, key=lambda case: case.name)}
+        return {case.name: _suite_model(case) for case in load_model_tests(kind=kind)}
 
 
 def _suite_model(case: Any) -> SuiteModel:

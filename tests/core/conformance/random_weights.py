@@ -13,16 +13,16 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.core.conformance.models import suite_models
+from tests.core.conformance.models import models_of_kind
 
-NAMES = [name for name, model in suite_models().items() if not model.has_data]
+NAMES = sorted(models_of_kind("real"))
 
 _STATISTICS = {1: (0.8, 1.2), 2: (-0.1, 0.1), 3: (-0.1, 0.1), 4: (0.8, 1.2)}  # of BatchNormalization's inputs, by index
 
 
 def with_random_weights(name: str, seed: int = 0) -> onnx.ModelProto:
     """The model with random numbers in place of every ConstantOfShape node and every float32 initializer."""
-    model = onnx.ModelProto.FromString(suite_models()[name].read())
+    model = onnx.ModelProto.FromString(models_of_kind("real")[name].read())
     graph, rng = model.graph, np.random.default_rng(seed)
     roles = _roles(graph)
     shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}

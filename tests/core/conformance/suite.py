@@ -40,8 +40,3 @@ def _runner(group: type[unittest.TestCase], name: str) -> Callable[[], None]:
             raise AssertionError(f"{name} is not compatible: {reason}") from None
 
     return run
-
-
-def sample() -> list[str]:
-    """Every seventh case: the same cases each time."""
-    return list(cases())[3::STRIDE]

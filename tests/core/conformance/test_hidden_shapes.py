@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lathe.core.errors import UnsupportedError
+from tests.core.conformance.case_names import names_with_data
 from tests.core.conformance.exclusions import REASONS
 from tests.core.conformance.hidden_shapes import HIDDEN, check_hidden
-from tests.core.conformance.models import suite_models
 
 # The suite converts NaN and infinity to integers when it makes its data.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -21,7 +21,7 @@ NEEDS: dict[tuple[str, str], str] = {
 }
 
 
-WITH_DATA = [name for name, case in suite_models().items() if case.has_data and name not in REASONS]
+WITH_DATA = [name for name in names_with_data() if name not in REASONS]
 
 
 @pytest.mark.parametrize("what", HIDDEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.conformance.case_names import case_names
 from tests.core.conformance.exclusions import EXCLUSIONS, REASONS
 from tests.core.conformance.suite import cases
 
@@ -11,7 +12,7 @@ from tests.core.conformance.suite import cases
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
-@pytest.mark.parametrize("name", [name for name in cases() if name not in REASONS])
+@pytest.mark.parametrize("name", [name for name in case_names() if name not in REASONS])
 def test_case(name: str) -> None:
     cases()[name]()
 

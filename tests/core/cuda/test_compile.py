@@ -113,6 +113,7 @@ def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> No
         assert len(session.profile({"image": image}, runs=2).nodes) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_graphs_agree(kind: str) -> None:
     """The interpreter runs six of them, which include windows over a single pixel."""

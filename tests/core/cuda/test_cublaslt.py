@@ -109,6 +109,7 @@ def run(fake: FakeCublasLt, graph: Graph, feeds: dict[str, Array], n: int) -> Ar
     return result
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("ops", [(), ("bias",), ("Relu",), ("bias", "Relu"), ("bias", "Gelu")], ids="+".join)

@@ -153,6 +153,7 @@ def test_activations_of_twice_the_memory_leave_and_come_back(schedule: Schedule)
     assert {each.into for each in plan.transfers} == {True, False}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["resnet", "unet", "transformer", pytest.param("densenet", marks=pytest.mark.slow), "decoder"]
 )
@@ -535,6 +536,7 @@ def test_a_training_step_swaps_if_its_device_is_too_small(monkeypatch: pytest.Mo
     assert room == tight and many >= few + 4  # at least one value leaves in each run
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("graph", [dense_layers(6, 64), hourglass(9, 64)], ids=lambda graph: graph.name)
 def test_concurrent_runs_share_the_memory_through_which_they_swap(graph: Graph, schedule: Schedule) -> None:

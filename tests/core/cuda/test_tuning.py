@@ -86,6 +86,7 @@ def test_the_fastest_kernel_of_a_device_is_chosen(device: SimulatedDevice, rank:
     assert {n for _, n in device._cost.seen} == {1, 8}
 
 
+@pytest.mark.slow
 def test_each_range_of_batch_sizes_gets_its_fastest_kernel(device: SimulatedDevice) -> None:
     """A kernel that is best at 128 is used there, although it is the slowest at 1; artifacts record both."""
     problem = problem_of(device.target, (1, 8, 32, 128))

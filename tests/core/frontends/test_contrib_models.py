@@ -206,6 +206,7 @@ def test_other_attention_is_refused(attrs: dict[str, Any], expected: str) -> Non
 # Recurrence of bytes
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])

@@ -357,6 +357,7 @@ def test_mixtures_over_sentences() -> None:
     check((mixture(["w1", "b1", "w2", "b2"], k=2), routed(random, 2, 3), layers(random)))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [None, 16])
 @pytest.mark.parametrize("zeros", [False, True])

@@ -91,6 +91,7 @@ def feeds(*shape: int) -> Feeds:
     return {"x": small_models.normal(*shape, seed=sum(shape))}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stride", [1, 2, 3, 8])
 def test_padding_computed_in_floating_point(stride: int) -> None:
     made = padded_to_a_stride(stride)

@@ -37,6 +37,7 @@ def declaring(made: str, shape: str, reader: str = "z = Neg(y)") -> bytes:
     return bytes(proto.SerializeToString())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("shape", WRONG)
 @pytest.mark.parametrize("made", MADE)
 def test_a_value_of_another_shape_than_declared_is_refused(made: str, shape: str) -> None:

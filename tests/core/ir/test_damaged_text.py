@@ -127,7 +127,7 @@ def test_damaged_types_and_dimensions_give_a_value_error(parse: object) -> None:
         ("%y : float32[] = Op() {a = " + "[" * 3000, "nested deeper than 64"),
         ("input %y : " + "seq(" * 3000 + "bool[]" + ")" * 3000, "nested deeper than 64"),
         ("input %{ : bool[]", "expected a name, got '{'"),
-        ("input %y : float32[True]", "not a dimension: 'True'"),
+        ("input %y : float32[1n]", "not a dimension: '1n'"),
     ],
 )  # fmt: skip
 def test_malformed_constants_and_types_name_the_reason(line: str, message: str) -> None:

@@ -189,3 +189,17 @@ def test_sizes_in_use_are_at_least_one() -> None:
     assert maximum(some, 1) == some and is_never_negative(2 * some - 2) and is_never_negative(some * filled(1) + H - 1)
     assert not is_never_negative(some - 2) and not is_never_negative(size(0) - 1)
     assert size_index(str(some)) == size_index(str(size(0))) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1 + 2*n//3 | 4 - 1", 5),
+        ("20 - 3 - 2*2", 13),
+        ("-n//2*3", -12),
+        ("(2 | n)*(1 | 0)", 7),
+        ("class + None*n", 24),  # no word is reserved: exporters write any name
+    ],
+)
+def test_operators_bind_as_in_python(text: str, value: int) -> None:
+    assert evaluate(parse_dim(text), {"n": 7, "class": 3, "None": 3}) == value

@@ -33,6 +33,7 @@ def scaled(extras: int = 0) -> Graph:
     return scalar_body(1 + extras, write)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 40), (3, 7), (17, 17), (33, 5), (64, 64), (70, 131)])
 def test_lengths(target: Target, queries: int, keys: int) -> None:
@@ -40,6 +41,7 @@ def test_lengths(target: Target, queries: int, keys: int) -> None:
     sweep("FusedAttention", q, kv, kv, target=target, batches=(0, 1, 3), epilogue=scaled(), **HEADS)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(("width", "columns"), [(1, 1), (3, 5), (17, 33), (32, 32), (64, 64), (80, 100)])
 def test_widths_of_heads(target: Target, width: int, columns: int) -> None:
@@ -47,6 +49,7 @@ def test_widths_of_heads(target: Target, width: int, columns: int) -> None:
     sweep("FusedAttention", q, q, v, target=target, batches=(1, 2), epilogue=scaled(), **HEADS)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("mask", ["n,1,1,37", "21,37", "n,2,21,37", "1,1,21,1", "2,1,37"])
 def test_masks(target: Target, mask: str) -> None:
@@ -105,6 +108,7 @@ def test_masks_of_few_queries(target: Target, queries: int, mask: str) -> None:
     sweep("FusedAttention", q, kv, kv, m, target=target, epilogue=scaled(1), batches=(1, 2), **HEADS)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("queries", [2, 5, 21])
 def test_boolean_masks(target: Target, queries: int) -> None:
@@ -148,6 +152,7 @@ def test_keys_shared_by_all_rows_and_heads() -> None:
     sweep("FusedAttention", q, k, v, target=_vectors())
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("queries", [1, 3, 16])
 def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:

@@ -46,6 +46,7 @@ def test_computed_weights(
         assert nothing.shape == (0, *session.run(feeds)["y"].shape[1:])
 
 
+@pytest.mark.sample(2, native=True)
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_that_follows_from_the_size(mode: str) -> None:
     body = f'y = Conv <auto_pad = "{mode}", strides = [2, 2]> (x, w)'

@@ -54,12 +54,14 @@ def check(kernel: NodeKernel, *batches: int, threads: int = 1) -> None:
         kernel.check(floats(n, *shape), threads=threads, atol=1e-4)  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("channels", [1, 3, 6, 16, 20])
 @pytest.mark.parametrize("outputs", [1, 7, 33])
 def test_channel_tails(channels: int, outputs: int) -> None:
     check(convolution((7, 9), channels, outputs, (3, 3), pads=(1, 1, 1, 1)), 1, 3, threads=2)
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("channels", [3, 16], ids=["gathered", "implicit"])
 @pytest.mark.parametrize(
     ("kernel", "attrs"),
@@ -84,6 +86,7 @@ def test_targets_and_threads(target: Target, channels: int) -> None:
     check(kernel, 1, 3, threads=3)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("channels", [2, 4, 8])
 def test_groups_narrower_than_a_vector(channels: int, target: Target) -> None:
@@ -117,6 +120,7 @@ def test_other_ranks(size: tuple[int, ...], channels: int) -> None:
     check(convolution(size, channels, 9, (3,) * rank, pads=(1,) * (2 * rank), strides=(2,) * rank), 2)
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 @pytest.mark.parametrize("shape", [(N, 5, 6, 9), (N, 1, 1, 9), (9,), (1,), (5, 6, 9), (N, 5, 6, 1), (6, 1)])
 def test_extra_inputs_of_every_broadcast_pattern(kernel: tuple[int, int], shape: tuple[Any, ...]) -> None:

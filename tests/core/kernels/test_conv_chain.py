@@ -66,6 +66,7 @@ def spec_of(kernel: NodeKernel) -> ConvChainSpec:
     return kernel.call.spec
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("target", [LARGE, SMALL], ids=["whole images", "lines"])
 @pytest.mark.parametrize(("channels", "outputs"), [(5, 0), (0, 7), (5, 7), (20, 40)])
 def test_parts(target: Target, channels: int, outputs: int) -> None:
@@ -75,6 +76,7 @@ def test_parts(target: Target, channels: int, outputs: int) -> None:
     check(kernel, 0, 2, threads=3)
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize(
     ("kernel", "attrs"),
     [

@@ -27,6 +27,7 @@ def test_transpose_with_tails(target: Target, dtype: str, perm: tuple[int, ...])
     sweep("Transpose", f"{dtype}[n,17,33]", perm=perm, target=target, batches=(0, 1, 3))
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize(
     ("shape", "perm"),
@@ -74,6 +75,7 @@ MOVES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: f"{move[0]}-{'-'.join(map(str, move[2].values()))}")
 def test_moves(target: Target, move: tuple[str, tuple[str, ...], dict[str, Any]]) -> None:
@@ -81,6 +83,7 @@ def test_moves(target: Target, move: tuple[str, tuple[str, ...], dict[str, Any]]
     sweep(op, *(f"float32[{shape}]" for shape in shapes), target=target, **attrs)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "float16", "float64"])
 def test_moves_in_other_widths(target: Target, dtype: str) -> None:

@@ -35,6 +35,7 @@ def test_lines_are_split_among_threads(threads: int) -> None:
     kernel("CumSum", "float32[n,30,11]", axis=(1,)).check(floats(900, 30, 11), threads=threads, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

@@ -16,6 +16,7 @@ from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_target, vectors
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("channels", [2, 7, 16, 33])
 @pytest.mark.parametrize("width", [1, 3, 12, 30])
 def test_channel_and_column_tails(channels: int, width: int) -> None:
@@ -61,6 +62,7 @@ def test_several_outputs_per_channel_run_as_groups() -> None:
     check(kernel, 2)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("fill", [0, 17])
 @pytest.mark.parametrize(

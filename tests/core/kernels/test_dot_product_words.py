@@ -163,6 +163,7 @@ def test_depthwise_convolutions_read_narrow_floats(dtype: DType) -> None:
     node.check(halves(2, 9, 7, 20, dtype=dtype), atol=1e-4)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(("depth", "columns"), [(4, 3), (12, 17), (64, 48), (132, 100)])
 def test_products_of_bytes_are_exact(target: Target, depth: int, columns: int) -> None:
@@ -178,6 +179,7 @@ def test_products_of_bytes_do_not_saturate(target: Target) -> None:
     assert (y == np.repeat([64 * 255 * 127, 64 * 255 * -128], 16)).all()
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("attrs", [{"pads": (1, 1, 1, 1)}, {"strides": (2, 2), "pads": (0, 1, 0, 1)}, {"group": 2}])
 def test_convolutions_of_bytes_are_exact_around_their_zero(target: Target, attrs: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from tests.core.targets import each_target
 _SIZES = (0, 1, 2, 7, 15, 16, 17, 33, 64, 70, 131)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize(
     ("a", "b", "perms"),

@@ -21,12 +21,14 @@ _OPERANDS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(("a", "b", "perms"), _OPERANDS, ids=str)
 def test_any_number_of_rows(target: Target, a: str, b: str, perms: dict[str, Any]) -> None:
     sweep("FusedMatMul", f"float32[{a}]", f"float32[{b}]", target=target, batches=_SIZES, tolerance=2e-5, **perms)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("extra", ["n,n", "n,1", "n", "1"])
 def test_epilogues(target: Target, extra: str) -> None:

@@ -34,6 +34,7 @@ def fits(window: dict[str, Any], sizes: tuple[int, ...]) -> bool:
     return all((kernel - 1) * step + 1 <= size + before + after for kernel, step, size, before, after in facts)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("seed", range(12))
 def test_images_with_their_channels_first(target: Target, seed: int) -> None:

@@ -28,6 +28,7 @@ OPERATORS = [
 ]
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize(
     "shapes",
@@ -171,6 +172,7 @@ def test_types_outside_the_algebra_run_on_the_reference() -> None:
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize(
     ("value", "dtypes"),
     [

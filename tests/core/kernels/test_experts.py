@@ -24,6 +24,7 @@ def _sample(dtype: DType, shape: tuple[int, ...]) -> Array:
     return normal(dtype, shape)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("columns", [1, 16, 100])
 def test_rows_of_packed_and_of_computed_weights(target: Target, columns: int) -> None:

@@ -22,6 +22,7 @@ def _sample(dtype: DType, shape: tuple[int, ...]) -> Array:
     return normal(dtype, shape)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
 @pytest.mark.parametrize("width", [1, 17, 384])

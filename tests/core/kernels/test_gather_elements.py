@@ -24,6 +24,7 @@ def _sample(dtype: DType, shape: tuple[int, ...]) -> Array:
     return normal(dtype, shape)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "int64"])
 @pytest.mark.parametrize("index", ["int32", "int64"])
@@ -45,6 +46,7 @@ def test_more_indices_than_elements_run_on_the_reference() -> None:
         assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
 @pytest.mark.parametrize("inner", ["", ",1", ",17", ",n"])

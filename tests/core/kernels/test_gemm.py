@@ -40,6 +40,7 @@ def test_every_tail_of_rows_and_columns(depth: int, columns: int) -> None:
         kernel.check(floats(n, depth))
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("columns", [3, 21, 130])
 def test_targets_and_threads(target: Target, columns: int) -> None:
@@ -160,6 +161,7 @@ def test_row_dependent_operands_are_prefetched_before_a_tile() -> None:
     assert residual > bias
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("columns", [40, 1000])
 @pytest.mark.parametrize("rows", [1, 4, 7])

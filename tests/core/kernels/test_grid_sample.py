@@ -58,6 +58,7 @@ def test_dynamic_extents(target: Target) -> None:
     sweep("GridSample", "float32[2,3,n+1,20]", "float32[2,5,9,2]", target=target, sample=spread, tolerance=5e-5)
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("way", WAYS, ids=_name)
 def test_invalid_positions_read_nothing_outside(way: dict[str, Any]) -> None:
     """The result at an invalid position may be any number or NaN; results at other positions are right."""

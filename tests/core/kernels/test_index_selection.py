@@ -81,6 +81,7 @@ def test_unit_matrices(diagonal: int, kind: str) -> None:
     assert has_kernels(data, feeds[1])
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize(
     ("shape", "signature"), [((5, 4), "A,B"), ((5, 4, 3), "A,B,C"), ((5, 4, 3), "5,4,3"), ((1, 1, 33), "A,B,33")]

@@ -51,6 +51,7 @@ def attention(
     )
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "page"), [(3, 1, 64, 32), (2, 2, 20, 32), (14, 2, 16, 16), (16, 1, 7, 4)]
@@ -61,6 +62,7 @@ def test_queries_over_pages(target: Target, heads: int, kv_heads: int, size: int
         compiled.check(*operands(heads, kv_heads, size, page, "float32"), threads=threads)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("window", [1, 5, 32, 100])
 def test_windows(target: Target, window: int) -> None:
@@ -68,6 +70,7 @@ def test_windows(target: Target, window: int) -> None:
     compiled.check(*operands(4, 2, 16, 32, "float32"), threads=2)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_caches(target: Target, dtype: str) -> None:

@@ -26,6 +26,7 @@ def _image(layout: str, channels: int) -> str:
     return f"float32[n,{channels},9,11]" if layout == "NCHW" else f"float32[n,9,11,{channels}]"
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: "-".join(map(str, window.values())))
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def _sweep(cell: str, hidden: int, target: Target, directions: int = 1, batch: s
     )
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("hidden", [16, 33])
 @pytest.mark.parametrize("cell", GATES)
@@ -50,6 +51,7 @@ def test_sizes_with_tails(target: Target, cell: str, hidden: int) -> None:
     _sweep(cell, hidden, target)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("cell", GATES)
 def test_both_directions_and_sequences_that_end_early(target: Target, cell: str) -> None:
@@ -79,6 +81,7 @@ def test_unsupported_options_run_on_the_reference(activations: tuple[str, ...]) 
     assert "FALLBACK" in session.explain()
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

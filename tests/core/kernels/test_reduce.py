@@ -20,6 +20,7 @@ def test_axes(target: Target, axes: tuple[int, ...] | None) -> None:
     sweep("ReduceMax", "float32[n,3,17,40]", axes=axes, target=target, batches=(1, 3))
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_along_and_across_rows(target: Target, kind: str) -> None:

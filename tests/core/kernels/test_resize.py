@@ -25,6 +25,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 def test_modes(target: Target, way: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ def regions(count: int, size: float = 40.0) -> Any:
     return rng.uniform(-0.3 * size, 1.3 * size, (count, 4)).astype(np.float32)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("attrs", _MODES, ids=str)
 @pytest.mark.parametrize("mode", ["avg", "max"])

@@ -53,6 +53,7 @@ def test_no_tokens() -> None:
     assert compiled(*[floats(1, 0, 3, 20)] * 3, np.zeros(1, np.int64))[0].shape == (1, 0, 3, 20)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(("width", "columns"), [(1, 1), (17, 33), (64, 80)])
 def test_widths_of_heads(target: Target, width: int, columns: int) -> None:

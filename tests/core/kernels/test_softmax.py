@@ -10,6 +10,7 @@ from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.targets import each_target
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("op", ["Softmax", "GuardedSoftmax", "LogSoftmax"])
 @pytest.mark.parametrize("length", [1, 3, 16, 17, 33, 128, 300])
@@ -25,6 +26,7 @@ def test_columns(target: Target, shape: str) -> None:
     sweep("GuardedSoftmax", f"float32[{shape}]", axis=1, target=target)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("op", ["Softmax", "GuardedSoftmax", "LogSoftmax"])
 def test_doubles(target: Target, op: str) -> None:

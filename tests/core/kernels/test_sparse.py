@@ -70,6 +70,7 @@ def test_patterns_of_zeros_need_nothing_special() -> None:
         product((N, 40), weight).check(floats(2, 40, 64))
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("is_long", [False, True])
 @pytest.mark.parametrize("columns", [80, 90])
 def test_epilogues_with_a_bias_and_a_residual_sum(columns: int, is_long: bool) -> None:

@@ -44,6 +44,7 @@ def spec_of(kernel: NodeKernel) -> StrassenSpec:
     return kernel.call.spec
 
 
+@pytest.mark.sample(3, native=True)
 @parametrize_targets(TARGETS)
 @pytest.mark.parametrize("rows", [64, 83, 128])
 def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:

@@ -45,6 +45,7 @@ def rows(count: int) -> Array:
     return np.random.default_rng(count).normal(size=(count, FEATURES)).astype(np.float32)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("kernel", PARAMETERS)
 @pytest.mark.parametrize("one_class", [0, 1])

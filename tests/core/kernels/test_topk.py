@@ -22,6 +22,7 @@ def repeated(dtype: DType, shape: tuple[int, ...]) -> Array:
     return np.asarray(np.rint(np.asarray(normal(dtype, shape), np.float64) * 2), dtype.numpy)
 
 
+@pytest.mark.sample(5, native=True)
 @each_target
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "int16", "uint16", "int8", "uint8"])
 def test_types(target: Target, dtype: str) -> None:

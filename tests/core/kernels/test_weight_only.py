@@ -92,6 +92,7 @@ def test_every_tail_of_rows_and_columns(depth: int, columns: int, numbers: tuple
         check(kernel, floats(n, depth))
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("rows", [1, 4, 11, 12, 70])
 @pytest.mark.parametrize("numbers", [None, _CURVE], ids=["linear", "curve"])
 def test_a_known_number_of_rows(rows: int, numbers: tuple[float, ...] | None) -> None:

@@ -39,6 +39,7 @@ def test_wide_numbers(target: Target, dtype: str, a: str, b: str, perms: dict[st
     sweep("FusedMatMul", f"{dtype}[{a}]", f"{dtype}[{b}]", target=target, batches=_SIZES, tolerance=1e-12, **perms)
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize(("a", "b"), [("40,8", "8,n"), ("n,8", "8,n+3"), ("3,70,n", "n,n")])
 def test_float32_of_any_size(target: Target, a: str, b: str) -> None:
@@ -46,6 +47,7 @@ def test_float32_of_any_size(target: Target, a: str, b: str) -> None:
     assert kernel("FusedMatMul", f"float32[{a}]", f"float32[{b}]").call.spec.family == "wide_gemm"
 
 
+@pytest.mark.sample(3, native=True)
 @each_target
 @pytest.mark.parametrize("extra", ["40,n", "n", "40,1", "1"])
 def test_epilogues(target: Target, extra: str) -> None:
@@ -120,6 +122,7 @@ def test_products_agree_with_onnx_runtime(kind: str, a: str, b: str) -> None:
             assert "FALLBACK" not in session.explain()
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("transposed", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_gemm_of_float64(transposed: tuple[int, int]) -> None:
     a, b = ("K,M" if transposed[0] else "M,K"), ("N,K" if transposed[1] else "K,N")

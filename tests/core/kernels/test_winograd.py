@@ -41,6 +41,7 @@ def test_sizes(target: Target, size: tuple[int, int], channels: int, outputs: in
         kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sample(3, native=True)
 @each_wide
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pads"),
@@ -59,6 +60,7 @@ def test_strides(target: Target, size: tuple[int, int], channels: int, outputs: 
         kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize(("size", "stride"), [(16, 1), (14, 1), (7, 1), (28, 2), (14, 2)])
 def test_error_is_small_against_the_largest_result(size: int, stride: int) -> None:
     kernel = convolution((size, size), 64, 64, (3, 3), pads=(1,) * 4, strides=(stride, stride), bias=False)
@@ -88,6 +90,7 @@ def test_residual_epilogue_in_place() -> None:
     kernel.check(floats(2, 14, 13, 32), floats(2, 14, 13, 32), threads=2, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sample(3, native=True)
 @each_wide
 @pytest.mark.parametrize(("size", "stride"), [((14, 13), 1), ((7, 9), 1), ((15, 14), 2)])
 def test_long_epilogues_run_over_the_results_of_a_tile(target: Target, size: tuple[int, int], stride: int) -> None:
@@ -122,6 +125,7 @@ def test_threads_with_few_tiles_share_the_weights(size: int, outputs: int, strid
             kernel.check(*feeds, threads=threads, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "attrs"),
     [

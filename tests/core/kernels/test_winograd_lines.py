@@ -16,6 +16,7 @@ from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_wide, vectors
 
 
+@pytest.mark.sample(3, native=True)
 @each_wide
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pads"),

@@ -60,6 +60,7 @@ def greedy_together(decoder: CachedDecoder, count: int) -> list[list[int]]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["folder", "gguf"])
 def test_texts_of_several_adapters_in_one_run_are_those_of_merged_weights(tmp_path: Path, form: str) -> None:
     path = write_folder(tmp_path / "base", "llama")

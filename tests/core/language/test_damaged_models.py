@@ -132,6 +132,7 @@ UNREAD = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["llama-tied", "qwen2-window", "qwen2-moe", "gpt2"])
 def test_damaged_configurations(tmp_path: Path, name: str) -> None:
     """Every field gets every kind of value."""

@@ -49,6 +49,7 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, 1e-4, 1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.slow) if each in _SLOW else each for each in CHECKPOINTS]
 )

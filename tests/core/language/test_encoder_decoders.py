@@ -66,6 +66,7 @@ def test_logits(tmp_path: Path, name: str) -> None:
     assert_logits(plain_session(lathe.export(model.graph)).run(None, feeds)[0], name)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW), "mt5", "whisper"])
 def test_native_code_gives_the_same_greedy_tokens(tmp_path: Path, name: str) -> None:
     """The encoder runs once, the decoder for every token."""
@@ -114,6 +115,7 @@ def test_training_gives_the_losses_of_pytorch(tmp_path: Path, name: str) -> None
     np.testing.assert_allclose(found, EXPECTED[f"{name}/losses"], 1e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bands", BANDS)
 def test_spectrograms_are_those_of_transformers(bands: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATHE_CHECK_PLANS", "0")  # the checker takes a minute for 30 seconds of overlapping frames

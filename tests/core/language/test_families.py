@@ -56,6 +56,7 @@ def test_native_code_gives_the_same_greedy_tokens(tmp_path: Path, name: str) -> 
         assert session.batching.batchable, session.batching.reason
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_sequences_of_any_length_share_a_packed_run(tmp_path: Path, name: str) -> None:
     """Packed runs give each sequence the logits that it gets alone."""

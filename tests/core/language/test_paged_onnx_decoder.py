@@ -34,6 +34,7 @@ def decoder_of(folder: Path, model: ModelProto) -> PagedOnnxDecoder | None:
     return PagedOnnxDecoder.of(path, SIZES, pages=15, page_size=8, capacity=80, threads=1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_onnx_runtime(tmp_path: Path, form: str) -> None:
     """Prompts, parts of prompts and single tokens share runs; native code, in place, and no code for a length."""

@@ -50,6 +50,7 @@ def chunk(sequence: int, start: int, stop: int, wanted: int | None = None) -> Ch
     return Chunk(TOKENS[sequence, start:stop], start, PAGES[sequence], wanted)
 
 
+@pytest.mark.sample(2)
 def test_chunks_of_any_lengths_give_the_logits_of_whole_sequences(case: tuple[PastRunner, Any]) -> None:
     """Sequences at equal positions share a run, others do not; the rows are in the order of the chunks."""
     runner, logits = case

@@ -107,6 +107,7 @@ SIZED = [
 WRONG = [pytest.param(sized, wrong, id=f"{sized.label}-{wrong}") for sized in SIZED for wrong in sized.wrong]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("sized", SIZED, ids=lambda sized: sized.label)
 def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized, constant: bool) -> None:

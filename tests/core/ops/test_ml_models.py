@@ -91,6 +91,7 @@ def test_svm_regressor_without_support_vectors_is_linear() -> None:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_svm_classifier(kernel: str, probabilities: bool) -> None:
@@ -134,6 +135,7 @@ MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 X = np.float32([[0.5, 0.25], [0.5, -1], [0, 0], [1, 1], [0.5, -2], [2, 0.25]])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 def test_tree_regressor(mode: str, how: str) -> None:
@@ -149,6 +151,7 @@ def test_trees_of_other_types() -> None:
     agree([classifier("TreeEnsembleClassifier", **attrs)], {"x": X.astype(np.int64)}, "y", "z")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("labels", [{"classlabels_int64s": [7, 3, 5]}, {"classlabels_strings": ["x", "y", "z"]}])
 @pytest.mark.parametrize("base", [{}, {"base_values": [0.1, -0.2, 0.3]}])
@@ -157,6 +160,7 @@ def test_tree_classifier(transform: str, labels: dict[str, Any], base: dict[str,
     agree([classifier("TreeEnsembleClassifier", **attrs, **labels, **base)], {"x": X}, "y", "z", rtol=1e-5)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("weights", [[0.2, 0.4, 0.1], [-0.5, 2.0, -1.0]])
 @pytest.mark.parametrize("weighed", [0, 1])

@@ -200,6 +200,7 @@ def test_shapes_that_only_data_gives_keep_their_rank() -> None:
     assert w.build("Expand", w.x, shape).tensor.rank == 3
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 6])
 @pytest.mark.parametrize(("less", "divisor", "more"), [(3, 2, 3), (0, -2, 9), (1, 3, 1), (0, 2, 0), (5, 4, 2)])
 def test_quotients_of_counts_are_truncated(less: int, divisor: int, more: int, n: int) -> None:
@@ -222,6 +223,7 @@ def test_a_count_divided_by_zero_is_not_known() -> None:
     assert w.known(w.build("Mod", shape, w.c(0))) is None
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("op", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Max", "Min"])
 def test_an_extent_may_be_zero(op: str, n: int) -> None:

@@ -70,6 +70,7 @@ def check_axes(body: str, axes: tuple[int, ...], *shape: int) -> None:
     assert_like_onnx_runtime(untyped(fed), {"x": x, "axes": np.array(axes)})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("axes", [(1, 1), (1, -2), (2, -1, 1, 2)])
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceProd", "ReduceL2", "ReduceLogSumExp"])
 def test_an_axis_that_is_named_twice_is_reduced_once(op: str, axes: tuple[int, ...]) -> None:

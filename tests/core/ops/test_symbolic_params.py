@@ -89,6 +89,7 @@ def test_there_is_a_case_for_every_parameter() -> None:
     }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", PARAMETERS, ids="-".join)
 def test_a_value_that_depends_on_the_batch(case: tuple[str, str]) -> None:
     body, rows = PARAMETERS[case]

@@ -70,6 +70,7 @@ WORDS = {"ngram_counts": [0, 2, 4], "ngram_indexes": [2, 0, 3, 1], "pool_strings
 ROWS = np.int64([[1, 1, 3, 3, 3, 7, 5], [8, 6, 7, 5, 6, 8, 5]])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 @pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (2, 2, 0), (2, 2, 5), (1, 2, 3)])
 @pytest.mark.parametrize("x", [ROWS, ROWS[1].astype(np.int32)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,7 @@ from lathe.core.passes.simplify.recompose import Recompose
 from lathe.core.passes.simplify.transposes import Transposes
 from lathe.core.reference import interpret
 from tests.core.passes.case_files import CASES, SIZES, Case, canonical, feeds, read_cases
+from tests.each_case import each_case
 
 PASSES: dict[str, Pass] = {
     p.name: p
@@ -82,15 +85,13 @@ PASSES: dict[str, Pass] = {
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]
-each_case = pytest.mark.parametrize("case", ALL, ids=[f"{case.name}: {case.title}" for case in ALL])
 
 
 def test_every_pass_has_cases() -> None:
     assert {case.name for case in ALL} == set(PASSES)
 
 
-@each_case
-def test_a_pass_rewrites_its_cases(case: Case) -> None:
+def rewrites_its_cases(case: Case) -> None:
     graph = case.before.clone()
     infer_graph(graph)
     result = PASSES[case.name].run(graph)
@@ -99,8 +100,7 @@ def test_a_pass_rewrites_its_cases(case: Case) -> None:
     assert bool(result.changed) == (canonical(case.before) != canonical(case.after))
 
 
-@each_case
-def test_a_pass_keeps_types(case: Case) -> None:
+def keeps_types(case: Case) -> None:
     graph = case.before.clone()
     infer_graph(graph)
     declared = {value.name: value.type for value in graph.outputs}
@@ -109,8 +109,7 @@ def test_a_pass_keeps_types(case: Case) -> None:
     assert {value.name: value.type for value in graph.outputs} == declared
 
 
-@each_case
-def test_a_pass_keeps_results(case: Case) -> None:
+def keeps_results(case: Case) -> None:
     given = feeds(case.before)
     expected, got = interpret(case.before, given), interpret(case.after, given)
     assert expected.keys() == got.keys()
@@ -118,8 +117,7 @@ def test_a_pass_keeps_results(case: Case) -> None:
         np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6)
 
 
-@each_case
-def test_a_pass_is_correct_with_unknown_ranks(case: Case) -> None:
+def is_correct_with_unknown_ranks(case: Case) -> None:
     """With the shape of each input removed in turn, passes neither fail nor change results."""
     given = feeds(case.before)
     for index, hidden in enumerate(case.before.inputs):
@@ -145,8 +143,18 @@ def _hides(graph: Graph, index: int) -> bool:
     return True
 
 
-@each_case
-def test_a_pass_is_idempotent(case: Case) -> None:
+def is_idempotent(case: Case) -> None:
     graph = case.after.clone()
     infer_graph(graph)
     assert PASSES[case.name].run(graph).changed == 0
+
+
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(
+    "check", [rewrites_its_cases, keeps_types, keeps_results, is_correct_with_unknown_ranks, is_idempotent]
+)
+def test_a_pass(check: Callable[[Case], None], name: str) -> None:
+    with each_case() as named:
+        for case in (case for case in ALL if case.name == name):
+            with named(case.title):
+                check(case)

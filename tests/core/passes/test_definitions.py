@@ -63,6 +63,7 @@ def extents(shape: str, rows: int) -> list[int]:
     return [rows if size == "N" else int(size) for size in shape.split(",")]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("equation", "shapes"), [(first, rest) for first, *rest in EQUATIONS], ids=lambda x: str(x))
 def test_equations(equation: str, shapes: Sequence[str]) -> None:
     data = einsum(equation, *shapes)
@@ -139,6 +140,7 @@ TRANSFORMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("way", TRANSFORMS, ids=lambda way: "-".join(map(str, way.values())))
 def test_fourier_transforms(way: dict[str, Any]) -> None:
     graph = transform(**way)
@@ -230,6 +232,7 @@ def test_long_transforms_stay_with_the_fft(name: str) -> None:
     assert [node.op for node in graph.nodes] == ["DFT"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("image", "block", "windows", "attrs"),
     [
@@ -265,6 +268,7 @@ NORMS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("body", NORMS)
 @pytest.mark.parametrize("sizes", ["N,3,5,7", "N,3,H,W"])
 def test_norms_are_reductions(body: str, sizes: str) -> None:

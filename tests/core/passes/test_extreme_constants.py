@@ -58,6 +58,7 @@ CHAINS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("steps", CHAINS, ids="-".join)
 @pytest.mark.parametrize(
     ("dtype", "passes"),

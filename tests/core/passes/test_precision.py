@@ -157,6 +157,7 @@ def test_running_again_changes_nothing() -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
 @pytest.mark.parametrize(
     "name", ["mlp", "transformer", *(pytest.param(n, marks=SLOW) for n in ("resnet", "mobilenet"))]

@@ -90,6 +90,7 @@ def check(graph: Graph, x: Array, quantum: float, kernels: str = "uint8") -> Non
         assert (apart > quantum / 2).mean() < 0.02, f"{integers=}"
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("axis", [None, 1])
 def test_products(dtype: Any, axis: int | None) -> None:
@@ -138,6 +139,7 @@ def test_convolutions(dtype: Any, channels: int, kernel: tuple[int, int], attrs:
     check(network(write, channels, 13, 12), floats(2, channels, 13, 12), 1, made)
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize("zero", [0, 17])
@@ -193,6 +195,7 @@ def test_quantizing_operators_are_spelled_out() -> None:
     check(network(write, 8, 6, 6), floats(2, 8, 6, 6), quantum=1)
 
 
+@pytest.mark.sample(3, native=True)
 @pytest.mark.parametrize("integers", [True, False])
 @pytest.mark.parametrize("scales", ["0.05, 0.02, 0.5", "0.1, 0.1, 0.7", "0.0123, 0.0456, 0.9"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
@@ -279,6 +282,7 @@ print(int((np.abs(got - want) > 0.2001).sum()), float(np.abs(near - want).max() 
 """
 
 
+@pytest.mark.sample(2, native=True)
 @pytest.mark.parametrize("target", ["x86-64-v3", "plain"])
 def test_other_targets(target: str) -> None:
     command = [sys.executable, "-c", OTHER_TARGET]

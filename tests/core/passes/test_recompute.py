@@ -64,6 +64,7 @@ def test_enough_memory_changes_nothing() -> None:
     assert Recompute(ROW * 100).run(graph).changed == 0
 
 
+@pytest.mark.slow
 def test_an_unreachable_limit_is_approached() -> None:
     graph = chain(12)
     Recompute(ROW).run(graph)

@@ -506,6 +506,7 @@ def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize(
     "kind", ["convolution", "groups", "depthwise", "max", "average", "padded average", "nearest", "linear"]
 )

@@ -103,6 +103,7 @@ def test_a_recurrent_layer_needs_no_separate_part(builds: list[CodeBinding]) -> 
     assert len(builds) == 1
 
 
+@pytest.mark.sample(2, native=True)
 @pytest.mark.parametrize("decoder", [Decoder(), Decoder(rotary=True, shared=2)], ids=["added", "rotary"])
 def test_a_decoder_with_two_branches_token_by_token(
     decoder: Decoder, builds: list[CodeBinding], monkeypatch: pytest.MonkeyPatch

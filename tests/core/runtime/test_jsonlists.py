@@ -117,6 +117,7 @@ FORMS: dict[str, Callable[[random.Random], str]] = {
 }
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_are_rounded_as_python_rounds_them(form: str) -> None:
     rng = random.Random(form)

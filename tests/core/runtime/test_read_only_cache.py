@@ -83,6 +83,7 @@ def check(name: str, make: Callable[[lathe.Graph], lathe.Session]) -> None:
             np.testing.assert_allclose(session.run(x)[output], want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("made", ["before", "never"])

@@ -61,6 +61,7 @@ def feeds(graph: Graph, rows: int) -> dict[str, np.ndarray]:
     return {v.name: rng.standard_normal(v.tensor.evaluate({"batch": rows})).astype(np.float32) for v in graph.inputs}
 
 
+@pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_only_batch_sizes_that_fit_run(name: str, optimize: bool) -> None:

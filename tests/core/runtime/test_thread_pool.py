@@ -88,6 +88,7 @@ sys.exit(0)  # not os._exit: what runs at a normal exit must not wait for ever
 """
 
 
+@pytest.mark.sample(2, native=True)
 @pytest.mark.parametrize("event", ["stop", "fork"])
 def test_runs_continue_alone_without_workers(event: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", LATER_RUNS, event]

@@ -59,6 +59,7 @@ def same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         np.testing.assert_allclose(found[name], array, 1e-4, 1e-5 * max(np.abs(array).max(), 1e-3), err_msg=name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("model", [perceptron, lenet], ids=lambda model: model.__name__)
 def test_a_step_on_a_device_agrees_with_the_cpu(made: Make, model: Callable[[], Graph], optimizer: Optimizer) -> None:
@@ -72,6 +73,7 @@ def test_a_step_on_a_device_agrees_with_the_cpu(made: Make, model: Callable[[], 
     assert all(not np.array_equal(array, first[name]) for name, array in there.parameters.items())
 
 
+@pytest.mark.slow
 def test_a_device_supports_all_features_of_a_step(made: Make) -> None:
     """Running statistics, several runs to an update, clipping, averages, a schedule, and outputs."""
     graph = convolutional()
@@ -174,6 +176,7 @@ def test_a_checkpoint_resumes_on_another_device(made: Make) -> None:
         same(learner.state(), here.state())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", [None, 5])
 def test_a_recipe_trains_and_resumes_on_a_device(tmp_path: Path, steps: int | None) -> None:
     """Results agree with the CPU, also after a stop in between; all memory is freed."""

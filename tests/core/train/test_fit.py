@@ -292,6 +292,7 @@ def images(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_model_takes_raw_pixels_and_stores_class_names(tmp_path: Path) -> None:
     """Preprocessing is part of the model, augmentation (in float32) is not; a fine-tuned child knows its classes."""
     data = images(tmp_path / "bars.npz")

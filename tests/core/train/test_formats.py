@@ -39,6 +39,7 @@ def idx(array: Any) -> bytes:
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
+@pytest.mark.slow
 def test_mnist_format(tmp_path: Path) -> None:
     data = tmp_path / "mnist"
     data.mkdir()

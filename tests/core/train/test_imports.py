@@ -27,6 +27,7 @@ def test_describing_data_loads_neither_operators_nor_compiler() -> None:
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "first",
     [

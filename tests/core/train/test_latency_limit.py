@@ -109,6 +109,7 @@ def test_fields_without_effect_make_no_new_candidate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_search_trains_no_slow_candidates_and_the_finals_choose(tmp_path: Path) -> None:
     data = quadrants(tmp_path / "data")
     (tmp_path / "recipe.json").write_bytes(asked())
@@ -151,6 +152,7 @@ def test_a_search_trains_no_slow_candidates_and_the_finals_choose(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_search_without_candidates_below_the_limit_says_so(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_bytes(asked(trials=1, latency={"limit_ms": 1e-6}))
     with pytest.raises(RecipeError, match=r"none of .* trials completed: .* exceed the latency limit"):

@@ -35,6 +35,7 @@ def curve(precision: Any) -> tuple[list[float], Any]:
     return [float(learner.run(batch(i))["loss"]) for i in range(STEPS)], learner
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
 def test_losses_follow_float32_and_autocast(precision: str, error: float) -> None:
     """All eight products of three layers are narrow; the gradient with respect to the data is not computed."""

@@ -109,6 +109,7 @@ _NOISE: Mapping[str, Callable[[Writer, Term, Mapping[str, Any]], Value]] = {
 }
 
 
+@pytest.mark.slow
 def test_all_random_operators_of_a_graph_are_independent() -> None:
     """Neither their numbers are correlated nor the distances of these from the mean; seeds are of single nodes."""
     graph = Graph("noise")

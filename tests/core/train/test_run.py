@@ -167,6 +167,7 @@ def test_a_crash_between_all_writes(tmp_path: Path, data: Path, monkeypatch: pyt
     assert crashed_at_each_call(tmp_path, data, monkeypatch, first=1, every=1) > 20
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     """The system refuses files above 40,000 bytes; the weights alone are more."""
     work_folder.prepare(tmp_path, asked(model={"architecture": "mlp", "hidden": [4000]}, epochs=1))

@@ -78,6 +78,7 @@ def until(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_the_result(tmp_path: Path, data: Path) -> None:
     (tmp_path / "recipe.json").write_bytes(sweep(pruner="none", trials=2))
     assert ended(started(tmp_path, data)) == (0, "")

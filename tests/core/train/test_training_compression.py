@@ -60,6 +60,7 @@ def test_the_last_change_has_the_whole_sparsity(updates: int, end: float) -> Non
     assert [each for each in found if each is not None][-1] == pytest.approx(0.75)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("prune", "share"),
     [
@@ -82,6 +83,7 @@ def test_a_recipe_prunes(tmp_path: Path, prune: dict[str, Any], share: float) ->
         np.testing.assert_allclose(mine.run({"x": x})["logits"], session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_a_resumed_pruning_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
     """Stopped in the middle of the schedule: masks are part of the checkpoint."""
@@ -96,7 +98,7 @@ def test_a_resumed_pruning_ends_with_the_same_bits(tmp_path: Path, method: str) 
 
 
 def test_scores_move_by_the_weight_times_its_gradient() -> None:
-    """Movement pruning, equation 4, with SGD of rate 1: S = -sum of dL/dW * W, where W is the masked weight's."""
+    """Movement pruning, equation 4, with SGD of rate 1: S = 1 - sum of dL/dW * W, where W is the masked weight's."""
     graph = perceptron()
     masked = add_masks(graph, MaskedTraining(method="movement"))
     x, y = RNG.standard_normal((30, 2)).astype(F), RNG.integers(0, 4, 30)
@@ -108,8 +110,29 @@ def test_scores_move_by_the_weight_times_its_gradient() -> None:
     for name in names:
         found = step.parameters
         slope = before[name] - found[name]  # of the weight itself, whose mask is 1 everywhere
-        np.testing.assert_allclose(found[f"{name}.scores"], -slope * before[name], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(found[f"{name}.scores"], 1 - slope * before[name], rtol=1e-4, atol=1e-7)
         np.testing.assert_array_equal(found[f"{name}.mask"], 1)
+
+
+def test_movement_prunes_by_magnitude_times_score() -> None:
+    """At first by magnitude alone; later a small weight with a large score stays."""
+    graph = perceptron()
+    options = MaskedTraining(0.5, method="movement", is_global=True)
+    masked = add_masks(graph, options)
+    masks = Masks(masked, options)
+    constants = {value.name: array for value, array in masked.constants.items()}
+    plain = add_masks(graph, MaskedTraining(0.5, is_global=True))
+    expected = Masks(plain, MaskedTraining(0.5, is_global=True)).of(constants, 0.5)
+    found = masks.of(constants, 0.5)
+    assert found.keys() == expected.keys() == masks.names
+    for name, mask in found.items():
+        np.testing.assert_array_equal(mask, expected[name])
+    name = min(masks.names).removesuffix(".mask")
+    least = np.unravel_index(np.abs(constants[name]).argmin(), constants[name].shape)
+    scores = np.ones_like(constants[name])
+    scores[least] = 1e6
+    assert found[f"{name}.mask"][least] == 0
+    assert masks.of({**constants, f"{name}.scores": scores}, 0.5)[f"{name}.mask"][least] == 1
 
 
 def test_pruned_weights_neither_count_nor_move() -> None:
@@ -147,6 +170,7 @@ def test_states_of_other_types_are_refused() -> None:
 # -- quantization -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("quantize", [{}, {"weights": "int4", "activations": "float32"}, {"weights": "ternary"}])
 def test_a_recipe_quantizes(tmp_path: Path, quantize: dict[str, Any]) -> None:
     what = asked(quantize=quantize, model={"architecture": "mlp", "hidden": [16]}, average=0.9)
@@ -164,6 +188,7 @@ def test_a_recipe_quantizes(tmp_path: Path, quantize: dict[str, Any]) -> None:
 # -- distillation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("has_softmax", [False, True])

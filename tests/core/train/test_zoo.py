@@ -42,6 +42,7 @@ def test_every_setting_is_described_and_has_a_default(name: str) -> None:
 SMALL = {"width": 16, "heads": 2, "layers": 1, "feedforward": 32}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "shape", "settings"),
     [

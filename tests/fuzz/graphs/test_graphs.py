@@ -124,6 +124,7 @@ def test_dependent_rows_are_noticed(kind: str, found: str) -> None:
     assert caught.value.kind == found
 
 
+@pytest.mark.slow
 def test_every_way_to_fail_is_noticed_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Seeds that crash, exit and raise, in place of the real worker; another campaign reads the stored results."""
     monkeypatch.setattr(campaign, "WORKER", "tests.fuzz.graphs.faulty")

@@ -61,6 +61,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever(
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_that_misbehaves_is_a_finding_with_a_report(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def no_jobs(callers: Callers) -> Iterator[None]:
     until(lambda: all(job["finished"] for job in callers.call("root", "GET", "/api/v1/jobs").json()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_callers_of_the_same_name_cannot_see_or_end_a_job(callers: Callers, other: str) -> None:
     job = callers.submit("ann").json()["id"]
@@ -85,6 +86,7 @@ def test_other_callers_of_the_same_name_cannot_see_or_end_a_job(callers: Callers
     assert callers.call("ann", "POST", f"/api/v1/jobs/{job}/cancel").status_code == 202
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_callers_of_the_same_name_do_not_use_up_the_limit_of_jobs(callers: Callers, other: str) -> None:
     assert [callers.submit("ann").status_code for _ in range(3)] == [202, 202, 429]

@@ -58,6 +58,7 @@ def ask(running: Service, key: str, method: str, template: str) -> httpx.Respons
     return httpx.request(method, running.url + path, headers={"authorization": key}, json=body)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("method", "template"), [each for each in ROUTES if "{model}" in each[1] and each not in UPLOADS]
 )

@@ -145,6 +145,7 @@ def test_a_displaced_request_of_many_rows_fails_as_a_whole() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_batches_and_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> None:
     chance, queue = random.Random(seed), Queue()

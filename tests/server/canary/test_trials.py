@@ -113,6 +113,7 @@ def test_an_equal_version_is_promoted_and_can_be_rolled_back(tmp_path: Path) -> 
     run(scenario())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("candidate", "plan", "name", "most"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from lathe.server.cli.app import app
 from lathe.server.repository.file_lock import FileLock
+from tests.each_case import each_case
 from tests.server.generation.tiny_model import gguf_content
 
 JOB = "0123456789abcdef0123"
@@ -155,8 +158,8 @@ def bad_file(folder: Path, case: str, suffix: str) -> Path:
             pytest.skip("needs Linux")
         return Path("/proc/self/mem")  # reading address 0 is an OSError, for root too
     if (content := BAD_FILES[case]) is not None:
-        (folder / f"bad{suffix}").write_bytes(content)
-        return folder / f"bad{suffix}"
+        (folder / f"{case}{suffix}").write_bytes(content)
+        return folder / f"{case}{suffix}"
     if case == "a folder":
         (folder / f"bad{suffix}").mkdir()
     places = {
@@ -203,15 +206,16 @@ def test_the_arguments_are_valid(command: str, folder: Path) -> None:
     check(run(command_line(command)), 0)
 
 
-@pytest.mark.parametrize("case", BAD_FILES)
 @pytest.mark.parametrize(("command", "parameter"), READ, ids=map(" ".join, READ))
-def test_a_bad_file_is_one_line(command: str, parameter: str, case: str, folder: Path) -> None:
+def test_a_bad_file_is_one_line(command: str, parameter: str, folder: Path) -> None:
     suffixes = SUFFIXES.get(f"{command} {parameter}")
     if suffixes is None:
         named = [word[1:-1] for word in ARGUMENTS[command].split() if word[0] == "{"]
         suffixes = (Path(named[0]).suffix if named and not parameter.startswith("-") else ".npz",)
-    for suffix in suffixes:
-        check(run(command_line(command, parameter, bad_file(folder, case, suffix))), 1, 2)
+    with each_case() as case:
+        for kind, suffix in itertools.product(BAD_FILES, suffixes):
+            with case(f"{kind}, {suffix}"):
+                check(run(command_line(command, parameter, bad_file(folder, kind, suffix))), 1, 2)
 
 
 ANSWERS: Mapping[str, Any] = {
@@ -244,8 +248,8 @@ UNREAD = {"load", "unload", "health", "top", "jobs logs", "jobs report"}
 
 
 @pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses take no time; a command that makes too many waits for ever."""
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of a command, which take no time; a command that makes too many waits for ever."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -253,21 +257,26 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(pauses) < 100, "the command does not end"
 
     monkeypatch.setattr(time, "sleep", pause)
+    return pauses
 
 
-@pytest.mark.usefixtures("folder", "no_waiting")
-@pytest.mark.parametrize("case", [*ANSWERS, *FAILURES])
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("command", CALLING)
-def test_a_bad_answer_is_one_line(command: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(self: Any, request: httpx.Request) -> httpx.Response:
-        request.read()
-        if case in FAILURES:
-            raise FAILURES[case]
-        return httpx.Response(**ANSWERS[case])
-
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+def test_a_bad_answer_is_one_line(command: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     line = ["train", *TRAIN_ON_SERVER.split()] if command == "train" else command_line(command)
-    check(run(line), *((0, 1) if command in UNREAD or case == "an empty list" else (1,)))
+    with each_case() as case:
+        for kind in (*ANSWERS, *FAILURES):
+            pauses.clear()
+            monkeypatch.setattr(httpx.HTTPTransport, "handle_request", functools.partial(answer, kind))
+            with case(kind):
+                check(run(line), *((0, 1) if command in UNREAD or kind == "an empty list" else (1,)))
+
+
+def answer(kind: str, request: httpx.Request) -> httpx.Response:
+    request.read()
+    if kind in FAILURES:
+        raise FAILURES[kind]
+    return httpx.Response(**ANSWERS[kind])
 
 
 WRITING = [(name, option) for name, option in file_parameters() if option in WRITTEN and name != "kernels"]
@@ -289,15 +298,17 @@ def test_a_place_that_cannot_be_written_is_one_line(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("command", [name for name in CALLING if name not in ("train", "health")])
-@pytest.mark.parametrize("text", ["ключ", "a\nb", "a b", "\udcff"])
-def test_a_key_or_a_name_that_no_request_can_have_is_one_line(command: str, text: str) -> None:
-    result = run(command_line(command), LATHE_KEY=text)
-    check(result, 1)
-    assert result.stderr.startswith("error: --api-key, LATHE_KEY: expected visible ASCII characters")
+def test_a_key_or_a_name_that_no_request_can_have_is_one_line(command: str) -> None:
     words = command_line(command)
     names = [place for place, word in enumerate(words) if word in ("m", "d", "staging", JOB)]
-    for place in names:
-        check(run([*words[:place], text, *words[place + 1 :]]), 1, 2)
+    with each_case() as case:
+        for text in ("ключ", "a\nb", "a b", "\udcff"):
+            with case(repr(text)):
+                result = run(words, LATHE_KEY=text)
+                check(result, 1)
+                assert result.stderr.startswith("error: --api-key, LATHE_KEY: expected visible ASCII characters")
+                for place in names:
+                    check(run([*words[:place], text, *words[place + 1 :]]), 1, 2)
 
 
 @pytest.mark.usefixtures("folder")

@@ -51,11 +51,21 @@ def test_half_of_the_weights_of_the_bundled_digits(
     assert (run(tmp_path / "sparse.onnx").argmax(axis=1) == load_digits().target).mean() >= least
 
 
+def test_a_file_of_the_weights_that_are_left(model: Path, tmp_path: Path) -> None:
+    dense, small = tmp_path / "dense.onnx", tmp_path / "small.onnx"
+    for options in ([dense], [small, "--sparse"]):
+        status, said = lathe(model, "--weights", "90%", "-o", *options)
+        assert status == 0, said
+    assert small.stat().st_size < 0.35 * dense.stat().st_size
+    np.testing.assert_array_equal(run(small), run(dense))
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ([], "expected either --channels or --weights"),
         (["--channels", "50%", "--weights", "50%"], "expected either --channels or --weights"),
+        (["--channels", "50%", "--sparse"], "--sparse: expected --weights as well"),
         (["--channels", "half"], "--channels: expected a percentage above 0 such as 1%, got 'half'"),
         (["--channels", "100%"], "share: expected more than 0, below 1, got 1.0"),
         (["--channels", "50%", "--measure", "l3"], "measure: expected one of l1, l2, got 'l3'"),

@@ -82,6 +82,7 @@ def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path
         assert not (tmp_path / "small.onnx").exists()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

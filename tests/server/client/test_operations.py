@@ -155,6 +155,7 @@ def test_a_dataset_from_upload_to_deletion(kind: str, tmp_path: Path) -> None:
             client.upload_dataset("flowers", tmp_path / "nowhere")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     "values",

@@ -316,6 +316,7 @@ def test_the_command_line_compresses_a_served_model(http: httpx.Client, tmp_path
     assert ended(http, job)["model"]["version"] == 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -213,6 +213,7 @@ def test_an_invalid_job_is_refused_by_field(change: dict[str, Any], status: int,
     assert message in refused.json()["error"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["0" * 20, "..", "x", "0" * 19 + "%2F", "%2e%2e%2fjobs.db"])
 @pytest.mark.parametrize("part", ["", "/logs", "/events", "/report", "/model"])
 def test_unknown_jobs_are_not_found(name: str, part: str, served: Service) -> None:

@@ -50,6 +50,7 @@ def test_a_result_is_published(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("do", "reason"),
     [

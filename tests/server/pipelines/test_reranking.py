@@ -112,6 +112,7 @@ def rerank(url: str, **body: Any) -> httpx.Response:
     return httpx.post(url, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, **body}, timeout=60)
 
 
+@pytest.mark.slow
 def test_documents_are_ordered_by_their_scores(url: str) -> None:
     expected = expected_scores(QUERY, DOCUMENTS)
     answer = rerank(url).json()

@@ -92,6 +92,7 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_processor")
 def test_a_starved_idle_child_is_restarted_at_a_higher_priority(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -63,6 +63,7 @@ async def ask(w: World, client: str, count: int = 1) -> Outcome | None:
         return None
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("key", sorted(set(numeric())))
 def test_no_number_breaks_a_model(tmp_path: Path, key: str) -> None:
     async def scenario() -> None:

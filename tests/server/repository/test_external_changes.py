@@ -287,6 +287,7 @@ def is_answered_correctly(answer: object, status: int) -> bool:
     return isinstance(answer, Outcome) and answer.version == 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("number", "status"), [(errno.ENOSPC, 507), (errno.EFBIG, 507), (errno.EDQUOT, 507), (errno.EIO, 503)]
 )

@@ -227,6 +227,7 @@ BAD = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", BAD)
 def test_an_invalid_pipeline_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
     text, message = BAD[case]

@@ -81,6 +81,7 @@ def shares(used: Counter[str]) -> dict[str, float]:
     return {name: seconds / used.total() for name, seconds in used.items()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("batches", [(0.02, 0.02), (0.05, 0.004), (0.004, 0.05)])
 def test_two_models_divide_the_time_by_their_shares(workers: int, batches: tuple[float, float]) -> None:

@@ -77,6 +77,7 @@ def test_a_refused_upload_is_logged_with_its_model_and_reason(tmp_path: Path) ->
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [

@@ -65,6 +65,7 @@ def assert_same_texts(given: Items[GenerationRequest], drafter: Drafter, **sizes
     return engine
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("pages", "capacity"), [(300, 64), (30, 32), (30, 5)])
 def test_texts_are_those_without_drafts(pages: int, capacity: int) -> None:
     given = requests(30, pages)

@@ -100,6 +100,7 @@ def test_weights_beside_the_file_are_uploaded(client: Client, repo: Path, tmp_pa
     assert client.upload("folded", tmp_path / "net.onnx", key="once").replayed
 
 
+@pytest.mark.slow
 def test_other_weights_are_another_content(client: Client, tmp_path: Path) -> None:
     """The model files of both are equal, byte for byte."""
     first = client.upload("twice", write_model(tmp_path))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -38,11 +39,12 @@ class EmbeddingAnswer(Response):
             raise BadRequest(f"dimensions: expected at most {width}, got {asked.dimensions}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(self._send(send), receive)
+        traceparent = Headers(scope=scope).get("traceparent", "")
+        await while_connected(self._send(send, traceparent), receive)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, traceparent: str) -> None:
         items: list[Tensors] = [{self._input: text_column(text)} for text in self._asked.texts]
-        results = await item_results(self._plane, self._servable, self._client, items, "input")
+        results = await item_results(self._plane, self._servable, self._client, items, "input", traceparent)
         body = await asyncio.to_thread(self._body, results)  # a long list takes long
         await send_json(send, body)
 

@@ -18,11 +18,12 @@ _TOKENS = "tokens"  # the output with the numbers of tokens, for `usage`
 
 
 async def item_results(
-    plane: DataPlane, servable: Servable, client: str, items: Sequence[Tensors], field: str
+    plane: DataPlane, servable: Servable, client: str, items: Sequence[Tensors], field: str, traceparent: str
 ) -> list[Tensors]:
     """The model's outputs for each item. So items of similar lengths from all clients share batches.
 
-    `items`: for each item its inputs BYTES [1, 1]. `field` names the item in errors. Raises what `DataPlane.execute`
+    `items`: for each item its inputs BYTES [1, 1]. `field` names the item in errors. `traceparent`: that header of the
+    HTTP request, may be empty; each item has a span of its own. Raises what `DataPlane.execute`
     raises for the first item that fails; the other items leave the queue.
     """
     places = asyncio.Semaphore(_MOST_IN_FLIGHT)
@@ -31,7 +32,9 @@ async def item_results(
         group, size = servable.signature.group_of(inputs), sum(len(each[0, 0]) for each in inputs.values())
         async with places:
             try:
-                return await plane.execute(servable, inputs, group, None, client=client, text=size)
+                return await plane.execute(
+                    servable, inputs, group, None, traceparent=traceparent, client=client, text=size
+                )
             except BadRequest as error:
                 raise BadRequest(f"{field} {index}: {error}") from error
 

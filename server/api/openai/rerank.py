@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,12 +38,13 @@ class RerankAnswer(Response):
         self._output = _score_output(servable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(self._send(send), receive)
+        traceparent = Headers(scope=scope).get("traceparent", "")
+        await while_connected(self._send(send, traceparent), receive)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, traceparent: str) -> None:
         query = text_column(self._asked.query)
         items: list[Tensors] = [{_QUERY: query, _DOCUMENT: text_column(text)} for text in self._asked.texts]
-        results = await item_results(self._plane, self._servable, self._client, items, "documents")
+        results = await item_results(self._plane, self._servable, self._client, items, "documents", traceparent)
         await send_json(send, await asyncio.to_thread(self._body, results))
 
     def _body(self, results: list[Tensors]) -> bytes:

@@ -279,6 +279,7 @@ class _Service:
     ) -> Texts:
         self._plane.charge(servable, client, len(prompts) * asked.choice_count)
         generator = _generator(servable)
+        prompts = [asked.truncated(prompt, generator.engine.context) for prompt in prompts]
         constraint = await _constraint(generator, asked)
         # Where a grammar ends, only an end token may follow.
         ends = frozenset() if asked.ignore_eos and constraint is None else generator.end_tokens

@@ -6,7 +6,7 @@ Unknown fields are errors; fields without a meaning here are accepted and ignore
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -91,12 +91,20 @@ class TextRequest(ConstrainedOutput, TextSettings):
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
     stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Only the last tokens of a prompt, at most this many; -1: as many as fit. As vLLM's."
+    )
     user: str | None = Field(default=None, description="Ignored.")
     metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
     store: bool | None = Field(default=None, description="Ignored.")
     service_tier: str | None = Field(default=None, description="Ignored.")
     safety_identifier: str | None = Field(default=None, description="Ignored.")
     prompt_cache_key: str | None = Field(default=None, description="Ignored: prompts are found by their content.")
+
+    def truncated(self, prompt: tuple[int, ...], context: int) -> tuple[int, ...]:
+        """The tokens of a prompt that are used; with -1 one token of the model's context is left for the text."""
+        most = context - 1 if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        return prompt if most is None else prompt[-most:]
 
     @property
     def choice_count(self) -> int:
@@ -238,6 +246,12 @@ class ChatRequest(TextRequest):
         raise BadRequest(f"tool_choice: expected the name of one of the tools, got {name[:80]!r}")
 
 
+WholeTexts: TypeAlias = Annotated[
+    Literal[-1] | None,
+    Field(description="Only -1 is supported: texts are always truncated to the `max_length` of the pipeline."),
+]
+
+
 class EmbeddingRequest(Body):
     """Texts whose embeddings are asked for."""
 
@@ -251,6 +265,7 @@ class EmbeddingRequest(Body):
     dimensions: int | None = Field(
         default=None, ge=1, description="Return the first numbers only, scaled to the length 1."
     )
+    truncate_prompt_tokens: WholeTexts = None
     user: str | None = Field(default=None, description="Ignored.")
 
     @property
@@ -289,6 +304,7 @@ class RerankRequest(Body):
     documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(default=None, ge=1, description="Return the best ones only. Default: all.")
     return_documents: bool = Field(default=True, description="Return the texts of the documents, too.")
+    truncate_prompt_tokens: WholeTexts = None
     user: str | None = Field(default=None, description="Ignored.")
 
     @property

@@ -124,6 +124,22 @@ def test_several_prompts_and_texts(server: Service) -> None:
     assert echoed == "One" + texts[0]
 
 
+def test_prompts_are_truncated_at_their_beginning(server: Service) -> None:
+    last = complete(server, [7, 8, 9], max_tokens=4)
+    found = complete(server, [[5, 6, 7, 8, 9], [7, 8, 9]], max_tokens=4, truncate_prompt_tokens=3)
+    assert [each["text"] for each in found["choices"]] == [last["choices"][0]["text"]] * 2
+    assert found["usage"]["prompt_tokens"] == 6
+    assert complete(server, [7, 8], max_tokens=1, truncate_prompt_tokens=3)["usage"]["prompt_tokens"] == 2
+    context = httpx.get(f"{server.url}/v1/models/{NAME}", verify=False).json()["max_model_len"]
+    whole = complete(server, [5] * (context + 9), max_tokens=4, truncate_prompt_tokens=-1)
+    assert whole["usage"]["prompt_tokens"] == context - 1 and whole["usage"]["completion_tokens"] == 1
+    body: dict[str, Any] = {"messages": USER, "max_tokens": 1, "truncate_prompt_tokens": 2}
+    assert post(server, "chat/completions", **body)["usage"]["prompt_tokens"] == 2
+    for wrong in (0, -2, "x"):
+        error = post(server, "completions", 400, prompt="x", truncate_prompt_tokens=wrong)["error"]
+        assert error["param"] == "truncate_prompt_tokens"
+
+
 def test_stop_strings(server: Service) -> None:
     whole = complete(server, max_tokens=12, ignore_eos=True)["choices"][0]["text"]
     stop = whole[3:5]

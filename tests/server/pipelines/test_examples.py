@@ -56,6 +56,7 @@ class Running:
     server: LatheServer
     port: int
     client: Client
+    root: Path
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         client.upload("encoder", EXAMPLES / "embedding" / "encoder.onnx")
         client.upload("digit", EXAMPLES / "digit" / "pipeline.toml")
         client.upload("embedding", EXAMPLES / "embedding" / "pipeline.toml")
-        yield Running(server, port, client)
+        yield Running(server, port, client, root)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.server.pipelines.test_examples import Running, running  # noqa: F401 - a fixture
+from tests.server.server_thread import until
 
 WORDS = ["iris", "wine", "petal", "sepal", "alcohol", "italian", "flower", "length", "width", "the", "of", "a"]
 QUERY = "the width of a petal"
@@ -136,13 +137,71 @@ def test_the_best_documents_without_their_texts(url: str) -> None:
     assert len(rerank(url, top_n=100).json()["results"]) == len(DOCUMENTS)
 
 
+def runs(url: str, model: str) -> int:
+    """How often a model has run."""
+    text = httpx.get(url.replace("/v1/rerank", "/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("nv_inference_exec_count{") and f'"{model}"' in line]
+    return sum(int(float(line.split()[-1])) for line in lines)
+
+
 def test_many_documents_share_batches(url: str) -> None:
+    """Pairs have six lengths, which the tokenizer fills up to two multiples of 8."""
     documents = [" ".join(WORDS[: 1 + index % len(WORDS)]) for index in range(200)]
+    before = runs(url, "cross")
     results = rerank(url, documents=documents).json()["results"]
+    assert runs(url, "cross") - before < 60
     expected = expected_scores(QUERY, documents)
     np.testing.assert_allclose(
         [each["relevance_score"] for each in results], [expected[each["index"]] for each in results], atol=1e-6
     )
+
+
+def test_items_have_the_trace_of_their_request(
+    url: str,
+    running: Running,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    execute, seen = plane.execute, []
+
+    def watched(*arguments: Any, traceparent: str = "", **options: Any) -> Any:
+        seen.append(traceparent)
+        return execute(*arguments, traceparent=traceparent, **options)
+
+    monkeypatch.setattr(plane, "execute", watched)
+    header = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS[:2], "truncate_prompt_tokens": -1}
+    assert httpx.post(url, json=body, headers=header).status_code == 200
+    texts = {"model": "embedding", "input": ["iris", "wine", "petal"], "truncate_prompt_tokens": -1}
+    assert httpx.post(url.replace("rerank", "embeddings"), json=texts, headers=header).status_code == 200
+    assert seen == [*header.values()] * 5
+    refused = httpx.post(url, json={**body, "truncate_prompt_tokens": 5})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running) -> None:  # noqa: F811
+    """Twelve lengths, which nothing fills up: without packing each run has pairs of one length."""
+    folder = running.root.parent / "packed"
+    folder.mkdir()
+    (folder / "cross.onnx").write_bytes(cross_encoder())
+    text = PIPELINE.replace('"cross"', '"packed-cross"').replace("multiple = 8", "multiple = 1")
+    (folder / "pipeline.toml").write_text(text)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    running.client.upload("packed-cross", folder / "cross.onnx")
+    running.client.upload("packed", folder / "pipeline.toml")
+    documents = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
+    expected = expected_scores(QUERY, documents)
+
+    def ranked() -> int:
+        before = runs(url, "packed-cross")
+        results = rerank(url, model="packed", documents=documents).json()["results"]
+        found = [each["relevance_score"] for each in results]
+        np.testing.assert_allclose(found, [expected[each["index"]] for each in results], atol=1e-6)
+        return runs(url, "packed-cross") - before
+
+    assert ranked() >= 12
+    (running.root / "packed-cross" / "config.toml").write_text("[compile]\npacking = 1024")
+    until(lambda: ranked() < 12)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import wave
 
 import numpy as np
@@ -50,9 +51,27 @@ def test_files_that_end_early() -> None:
 
 def test_impossible_headers() -> None:
     header = bytearray(wav(np.arange(8)))
-    header[24:28] = (5).to_bytes(4, "little")
-    with pytest.raises(FeedError, match="1000 to 384000 samples per second, got 1 channels of 16 bits and 5 samples"):
-        read_wav(header)
+    wanted = "8000 to 192000 samples per second, a multiple of 25, got 1 channels of 16 bits and"
+    for rate in (5, 7_975, 191_999, 192_025):
+        header[24:28] = rate.to_bytes(4, "little")
+        with pytest.raises(FeedError, match=f"{wanted} {rate} samples"):
+            read_wav(header)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 191_975])
+def test_resampling_takes_little_memory(rate: int) -> None:
+    """For each rate that a file may have, also those that share few divisors with 16,000."""
+    sound, found = read_wav(wav(np.zeros(1000), rate=rate))
+    tracemalloc.start()
+    try:
+        resampled(sound, found, 16_000)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_floats_is_refused() -> None:
+    header = bytearray(wav(np.arange(8)))
     header[20:22] = (3).to_bytes(2, "little")  # numbers with a fraction
     with pytest.raises(FeedError, match="expected a WAV file of PCM: unknown format: 3"):
         read_wav(header)

@@ -36,6 +36,7 @@ class CacheWrite(OpDef):
     inputs = "pages, rows, slots"
     outputs = "written"
     attrs = {"transposed": 0}
+    reads_narrow = True
     no_gradient = _NO_TRAINING
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -77,6 +78,7 @@ class CachedAttention(OpDef):
     inputs = "Q, keys, values, positions, sequences, tables, key_scales?, value_scales?"
     outputs = "Y"
     attrs = {"scale": Required("float"), "window": 0}
+    reads_narrow = True
     no_gradient = _NO_TRAINING
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

@@ -305,6 +305,7 @@ class OpDef:
     shaped_by: ClassVar[int | None] = None  # elementwise operators: the input to whose shape all others broadcast
     open_ended: ClassVar[bool] = False  # the running time depends on data, not on shapes; see `may_run_forever`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` covers
+    reads_narrow: ClassVar[bool] = False  # float16 and bfloat16 inputs stay: the operator itself computes in float32
     agreeing: ClassVar[bool] = False  # the reference relies on extents that `infer` checks; see `check_run_inputs`
     rounds_freely: ClassVar[bool] = False  # ONNX leaves the last bits undefined: sums in any order, transcendentals
     jumps: ClassVar[bool] = False  # discontinuous somewhere, although it has slopes or a gradient

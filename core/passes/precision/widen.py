@@ -6,7 +6,8 @@ operators that only move elements or have no float32 form, and operators whose r
 comparisons, which must see the rounded number. Explicit Casts to a narrow type still round. Afterwards
 `lathe.core.passes.precision.low_precision` may store the operands of products in a narrow type again.
 
-Tensors that are only moved, such as gathered rows of a table, stay narrow until a node computes with them.
+Tensors that are only moved, such as gathered rows of a table, stay narrow until a node computes with them. So do inputs
+of operators that read narrow numbers themselves (`reads_narrow`): a cache is not to be converted whole for each token.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Walk:
             self.editor.set_inputs(node, [self.wide.get(value, value) for value in node.inputs if value is not None])
         elif node.op in _MOVING and not any(value in self.wide for value in narrow):
             return
-        elif registry.get(node.op).domain in _DOMAINS:
+        elif registry.get(node.op).domain in _DOMAINS and not registry.get(node.op).reads_narrow:
             self._compute(node)
 
     def _convert(self, node: Node) -> None:

@@ -120,7 +120,10 @@ def test_a_narrow_cache_costs_little_accuracy(tmp_path: Path, dtype: str) -> Non
     bytes_of_token = {"float16": 2 * 12, "bfloat16": 2 * 12, "int8": 12 + 4}[dtype] * 2 * 2 * 2  # 2 layers, 2 heads
     assert sum(state.nbytes for state in states) == PAGES * PAGE * bytes_of_token
     assert page_bytes(settings, PAGE, DType.parse(dtype)) == PAGE * bytes_of_token
-    assert not decoder.executables[0].plan.copies and "FALLBACK" not in "\n".join(decoder.executables[0].explain(1))
+    lines = decoder.executables[0].explain(1)
+    assert not decoder.executables[0].plan.copies and "FALLBACK" not in "\n".join(lines)
+    cache = f"[{PAGES},"  # a node that converts the cache would read all of it for each token
+    assert {line.split()[0] for line in lines if cache in line} <= {"CacheWrite", "&"}  # &: a further result
 
 
 def test_the_memory_of_the_cache_is_known_before_loading(decoder: CachedDecoder, tmp_path: Path) -> None:

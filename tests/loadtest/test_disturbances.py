@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
+from loadtest import background_process as background
 from loadtest import zoo
 from loadtest.arrivals import Times
 from loadtest.background_process import background_process
@@ -189,6 +190,13 @@ def test_a_running_upload_ends_before_the_next_window(tmp_path: Path) -> None:
     assert asyncio.run(drive()) >= 1
 
 
+@pytest.fixture
+def usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With idle priority a process may not run at all beside other tests."""
+    monkeypatch.setattr(background, "_set_idle_priority", lambda _pid: None)
+
+
+@pytest.mark.usefixtures("usual_priority")
 def test_the_end_of_a_disturbance_is_reported() -> None:
     async def drive() -> None:
         async with background_process("loadtest.uploads", "http://127.0.0.1:1", "m", "/dev/null") as work:
@@ -198,6 +206,7 @@ def test_the_end_of_a_disturbance_is_reported() -> None:
         asyncio.run(asyncio.wait_for(drive(), 60))
 
 
+@pytest.mark.usefixtures("usual_priority")
 def test_a_disturbance_that_does_not_begin_is_reported() -> None:
     async def drive() -> None:
         async with background_process("loadtest.uploads", "not a url", "m", "/dev/null"):

@@ -91,9 +91,9 @@ def load_code(
 ) -> Runner:
     """Load compiled code and its weights into memory, ready to run.
 
-    `compiled` is `Split` if the options name devices. Then `adopted` maps names of states to blocks of device memory
-    that another runner owns: the result uses these blocks in place, and does not free them. Otherwise `adopted` is
-    ignored. DeviceMemoryError if a device has too little memory. The caller closes the result, before the owner of
+    For a `Split`, which `build` returns if the options name devices, `adopted` maps names of states to blocks of
+    device memory that another runner owns: the result uses them in place, and does not free them. Otherwise `adopted`
+    is ignored. DeviceMemoryError if a device has too little memory. The caller closes the result, before the owner of
     adopted blocks.
     """
     if isinstance(compiled, Partitioned):

@@ -29,7 +29,7 @@ _QUANTILE = 0.9  # of the errors within which predictions are expected to lie
 
 @dataclass(frozen=True)
 class Work:
-    """The floating-point operations of one run, and the least number of bytes that its kernels read and write."""
+    """The floating-point operations of one run, and the sum of the bytes that its kernels must read and write."""
 
     flops: int
     bytes: int

@@ -47,8 +47,8 @@ class AdmissionControl:
     def admit(self, entry: Entry, now: float) -> None:
         """Count a request in, set its priority level, and start the timer of its deadline; the caller queues it.
 
-        Requests of other clients may be dropped to make room. Overloaded or DeadlineExceeded if this one is refused,
-        which is counted in the statistics.
+        Requests of the clients with most of the queue may be dropped to make room; their callers get Overloaded.
+        Overloaded or DeadlineExceeded if this one is refused, which is counted in the statistics.
         """
         entry.priority = self._policy.level(entry.priority)
         refusal = self._refusal(entry.group, entry.nbytes, entry.deadline, now, entry.client, entry.priority)

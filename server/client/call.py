@@ -266,7 +266,10 @@ def parse_object(*fields: str) -> Callable[[httpx.Response], dict[str, Any]]:
 
 
 def parse_objects(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the list of JSON objects of a response."""
+    """Return the objects of a response whose body is a JSON list of objects.
+
+    ValueError for any other body; `Call.result` turns it into a ClientError.
+    """
     found = _read_list(response)
     if not all(isinstance(each, dict) for each in found):
         raise ValueError(f"expected a list of objects, got {response.text[:60]!r}")

@@ -24,6 +24,12 @@ from loadtest.stats import Log, Phase, summarise
 from tests.loadtest.fake_server import Answer, Call, serving
 
 
+@pytest.fixture(autouse=True)
+def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With idle priority a process may not run at all beside other tests."""
+    monkeypatch.setattr(background, "_set_idle_priority", lambda _pid: None)
+
+
 class Server:
     """Counts its answers during and outside of the disturbance."""
 
@@ -190,13 +196,6 @@ def test_a_running_upload_ends_before_the_next_window(tmp_path: Path) -> None:
     assert asyncio.run(drive()) >= 1
 
 
-@pytest.fixture
-def usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With idle priority a process may not run at all beside other tests."""
-    monkeypatch.setattr(background, "_set_idle_priority", lambda _pid: None)
-
-
-@pytest.mark.usefixtures("usual_priority")
 def test_the_end_of_a_disturbance_is_reported() -> None:
     async def drive() -> None:
         async with background_process("loadtest.uploads", "http://127.0.0.1:1", "m", "/dev/null") as work:
@@ -206,7 +205,6 @@ def test_the_end_of_a_disturbance_is_reported() -> None:
         asyncio.run(asyncio.wait_for(drive(), 60))
 
 
-@pytest.mark.usefixtures("usual_priority")
 def test_a_disturbance_that_does_not_begin_is_reported() -> None:
     async def drive() -> None:
         async with background_process("loadtest.uploads", "not a url", "m", "/dev/null"):

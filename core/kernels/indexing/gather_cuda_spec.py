@@ -20,7 +20,7 @@ class GatherSpec(KernelSpec):
     """y[o, c, i] = x[o, indices[c], i] for x [outer, extent, inner], `count` indices and y [outer, count, inner].
 
     An element has `itemsize` bytes. Negative indices count from the end; an index out of range sets the status flag,
-    the last operand. A program computes `size` results.
+    the last operand, and its results are not stored. A program computes `size` results.
     """
 
     family: ClassVar[str] = "gather"

@@ -57,8 +57,8 @@ class ResizeSpec(KernelSpec):
 def resize(request: Request) -> KernelCall | None:
     """Selector of Resize along the two spatial axes of float32 images of known size.
 
-    In channels-first images, each channel is an image of its own. None for parameters that are inputs, and if a result
-    would lie outside the image and get the extrapolation value.
+    In channels-first images, each channel is an image of its own. None for parameters that only a run knows, and if a
+    result would lie outside the image and get the extrapolation value.
     """
     node = request.node
     x = node.inputs[0]

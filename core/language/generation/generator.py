@@ -288,7 +288,10 @@ class TextGenerator:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Makes constraints for requests. UnsupportedError without the library llguidance."""
+        """The compiler of grammars, which makes constraints for requests.
+
+        UnsupportedError without the library llguidance, or for a tokenizer that it cannot use.
+        """
         return GrammarCompiler(self.tokenizer, self.model.settings.vocabulary)
 
     @cached_property

@@ -59,7 +59,10 @@ class ConvWeightGradient(OpDef):
 
 
 def shared_attrs(g: NodeView) -> dict[str, Attr]:
-    """Strides, dilations and group, where present: the attributes that a convolution shares with its gradients."""
+    """The attributes that a convolution shares with its gradients.
+
+    `group` (1 by default), and `strides` and `dilations` where the node has them.
+    """
     given = {name: g.attr(name) for name in ("strides", "dilations", "group")}
     return {name: value for name, value in given.items() if value is not None}
 

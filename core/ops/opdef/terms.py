@@ -88,10 +88,10 @@ class Writer:
         return copy.outputs
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
-        """Adds a constant with a copy of the elements of `array`, anything that `np.array` accepts.
+        """Adds a constant with the elements of `array`, anything that `np.array` accepts, and returns its term.
 
-        `dtype` is that of `np.array(array)` by default. A read-only contiguous array of this dtype is not copied: the
-        weights of a large model exist once.
+        `dtype` is that of `np.array(array)` by default. The elements are copied, unless `array` is a read-only
+        contiguous array of this dtype: the weights of a large model exist once.
         """
         data = array if _is_constant(array, dtype) else np.array(array, dtype.numpy if dtype else None)
         data.setflags(write=False)

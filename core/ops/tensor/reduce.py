@@ -82,7 +82,10 @@ class Reduce(OpDef):
         return [hit * (self.with_reduced_axes(g, g.dy()) / hit.sum(self.axes(g, g.x().rank)))]
 
     def spread(self, g: Backward, term: Term) -> list[Term | None]:
-        """`term`, which has the output's shape, broadcast to the shape of the input, as the list of gradients."""
+        """The list of gradients, which is that of the first input alone.
+
+        It is `term`, which has the output's shape, broadcast to the shape of the input.
+        """
         return [self.with_reduced_axes(g, term).expand(g.x().shape)]
 
 

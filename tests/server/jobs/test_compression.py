@@ -40,6 +40,9 @@ PASSED = {
 }
 OUT_OF_REACH = {"max": {"size_ratio": 0.01}}
 
+pytestmark = pytest.mark.timeout(1800)
+PATIENCE = 900  # seconds: jobs have nice 19, and may wait until other tests have ended
+
 
 def archive(**arrays: Any) -> bytes:
     buffer = io.BytesIO()
@@ -71,7 +74,7 @@ def upload_data(http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     root = repository(tmp_path_factory.mktemp("served"))
-    with real_server(root) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with real_server(root) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         until(lambda: client.get("/v2/models/digits/ready").status_code == 200)
         upload_data(client)
         yield client
@@ -91,7 +94,7 @@ def submitted(http: httpx.Client, **more: Any) -> str:
 
 
 def ended(http: httpx.Client, job: str) -> dict[str, Any]:
-    until(lambda: checked(http.get(f"/api/v1/jobs/{job}"))["finished"], 100)
+    until(lambda: checked(http.get(f"/api/v1/jobs/{job}"))["finished"], PATIENCE)
     return dict(checked(http.get(f"/api/v1/jobs/{job}")))
 
 
@@ -374,7 +377,7 @@ def process(root: Path) -> Iterator[Process]:
     command = [sys.executable, "-m", "tests.server.jobs.real_server", str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as server:
         assert server.stdout is not None
-        with Client(f"http://127.0.0.1:{int(server.stdout.readline())}", timeout=60) as client:
+        with Client(f"http://127.0.0.1:{int(server.stdout.readline())}", timeout=PATIENCE) as client:
             try:
                 until(client.ready)
                 yield Process(root, server, client)
@@ -405,7 +408,7 @@ def test_a_compression_that_was_killed_begins_again_and_publishes_once(victim: s
 
 def ends_well(client: Client, job: str) -> None:
     """Wait for the end of a job that was killed once; it has published version 3."""
-    until(lambda: client.job(job).finished, 100)
+    until(lambda: client.job(job).finished, PATIENCE)
     found = client.job(job)
     assert (found.state, found.error, found.attempts) == ("succeeded", "", 2)
     assert found.result is not None and (found.result.version, found.result.moved_alias) == (3, True)
@@ -423,7 +426,7 @@ def test_only_the_owner_sees_a_compression_and_rights_and_limits_hold(tmp_path: 
     write_keys(tmp_path / "keys.json", [ann, bob, reader, blind])
     with real_server(root, keys_file=tmp_path / "keys.json", max_jobs=1) as url:
         callers = {
-            name: httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {secret}"})
+            name: httpx.Client(base_url=url, timeout=PATIENCE, headers={"authorization": f"Bearer {secret}"})
             for name, secret in (("ann", of_ann), ("bob", of_bob), ("eve", of_reader), ("sam", of_blind))
         }
         with closing(callers["ann"]), closing(callers["bob"]), closing(callers["eve"]), closing(callers["sam"]):

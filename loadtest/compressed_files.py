@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.nncf_process import NncfProcess
+from loadtest.onnx_runtime_peer import onnx_runtime
 
 Engine = Literal["lathe", "onnxruntime", "openvino"]
 _ROWS = 1000  # of a run
@@ -68,11 +69,7 @@ def _in_lathe(model: bytes) -> _InThisProcess:
 
 
 def _in_onnx_runtime(model: bytes) -> _InThisProcess:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    theirs = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    theirs = onnx_runtime(model)
     return _InThisProcess(lambda x: theirs.run(None, {"x": x})[0], lambda: None)
 
 

@@ -8,8 +8,8 @@ the file, and the processor time of a batch on one thread, all methods in turns.
 
 The quantizers of ONNX Runtime, and with `--openvino PYTHON` those of NNCF, compress the same models with the same
 calibration rows; their files are tested and timed in ONNX Runtime and OpenVINO. ONNX Runtime's quantizer of weights
-needs the package onnx-ir. With `--work FOLDER` a run goes on where an earlier one with the same options ended, such as
-after `--limit` seconds (exit status 75).
+needs the package onnx-ir. With `--work FOLDER` a run continues an earlier one with the same options, for example one
+that `--limit` has ended (exit status 75).
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def engine_of(method: str) -> Engine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: each method with each seed on the tested rows, of which the first `parts` count."""
+    """A measurement: each method with each seed, on the first `parts` parts of the tested rows."""
 
     model: str
     data: Data
@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64, help="rows of the timed batch")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the timing; the medians are shown")
     parser.add_argument("--only", help="comma-separated parts of the names of methods; float32 is always measured")
-    parser.add_argument("--parts", type=int, help="test only so many parts of each cross-validation")
+    parser.add_argument("--parts", type=int, help="test this number of parts of each cross-validation; default: all")
     parser.add_argument("--json", type=Path, help="also write the table, and the accuracies by seed, to this file")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--openvino", metavar="PYTHON", help="a Python that has openvino and nncf")

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 
-def onnx_runtime(path: Path, threads: int = 1) -> Any:
-    """A session of ONNX Runtime with default options, on `threads` threads."""
+def onnx_runtime(model: Path | bytes, threads: int = 1) -> Any:
+    """A session of ONNX Runtime with default options, on `threads` threads. `model`: a file, or its content."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def largest_error(mine: Mapping[str, Any], other: Sequence[Any]) -> float:

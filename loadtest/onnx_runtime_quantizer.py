@@ -37,7 +37,7 @@ def quantize_file(
             return
         batches = iter(calibration)
 
-        class Reader(CalibrationDataReader):  # type: ignore[misc] # the package has no types
+        class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
             def get_next(self) -> Feeds | None:
                 return next(batches, None)
 

@@ -31,8 +31,8 @@ def export(graph: Graph, opset: int | None = None, sparse: bool = False) -> byte
     express, and for models larger than the 2 GiB of an ONNX file. Annotations, control edges, and the permission to
     round rows become metadata of nodes (`annotations.py`).
 
-    With `sparse`, float32 and float64 constants with so many zeros that this makes the file smaller are sparse
-    initializers. Lathe and ONNX Runtime read them, OpenVINO does not.
+    With `sparse`, float32 and float64 constants become sparse initializers where that makes the file smaller. Lathe and
+    ONNX Runtime read them, OpenVINO does not.
     """
     lowered = lower(graph)
     proto = _graph(lowered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,13 @@ from lathe.core.compiler.options import make_options
 from lathe.core.ir.types import DType
 from lathe.core.language.adapters import Adapter
 from lathe.core.language.cached_graph import CacheLayout, head_graph, step_graph
+from lathe.core.language.generation.options import CacheType
 from lathe.core.language.language_model import LanguageModel
 from lathe.core.language.packed_decoder import PackedDecoder, compiled_head, compiled_step
 from lathe.core.language.weight_sources import StoredWeight
 from lathe.core.runtime.host.memory import owner_of, release_pages, return_to_system
 
-CACHE_TYPES = ("float32", "float16", "bfloat16", "int8")
+CACHE_TYPES = get_args(CacheType)
 
 
 class CachedDecoder(PackedDecoder):

@@ -180,25 +180,13 @@ class DataPlane:
 
         Raises QuotaExceeded. Callers in this process, whose `client` is empty, have no quotas.
         """
-        if not client or rows == paid:
-            return
-        try:
-            for quotas in (servable.rules.quotas, self.quotas):
-                if quotas is not None:
-                    quotas.take(client, rows, monotonic(), paid)
-        except ServerError as error:
-            servable.stats.refused(error.code)
-            raise
+        if client and rows != paid:
+            _take(servable, (servable.rules.quotas, self.quotas), client, rows, paid)
 
     def charge_tokens(self, servable: Servable, client: str, tokens: int) -> None:
         """Charge the tokens of a prompt to its client's quota of tokens. Raises QuotaExceeded, and as `charge`."""
-        if not client or self.token_quotas is None:
-            return
-        try:
-            self.token_quotas.take(client, tokens, monotonic())
-        except ServerError as error:
-            servable.stats.refused(error.code)
-            raise
+        if client:
+            _take(servable, (self.token_quotas,), client, tokens)
 
     def spend_tokens(self, client: str, tokens: int) -> None:
         """Charge tokens that a text has got to its client's quota of tokens, which may be used up before."""
@@ -241,3 +229,14 @@ class DataPlane:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+
+def _take(servable: Servable, limits: Iterable[Quotas | None], client: str, count: int, paid: int = 0) -> None:
+    """Take `count` out of all quotas of a client, and count a refusal in the statistics of the version."""
+    try:
+        for quotas in limits:
+            if quotas is not None:
+                quotas.take(client, count, monotonic(), paid)
+    except ServerError as error:
+        servable.stats.refused(error.code)
+        raise

@@ -88,7 +88,7 @@ class _Walk:
             self.editor.set_inputs(node, [self.wide.get(value, value) for value in node.inputs if value is not None])
         elif node.op in _MOVING and not any(value in self.wide for value in narrow):
             return
-        elif registry.get(node.op).domain in _DOMAINS and not registry.get(node.op).reads_narrow:
+        elif (op := registry.get(node.op)).domain in _DOMAINS and not op.reads_narrow:
             self._compute(node)
 
     def _convert(self, node: Node) -> None:

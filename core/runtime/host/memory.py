@@ -175,11 +175,8 @@ def touch_heap(size: int) -> None:
     if _option is None or _trim is None:
         return
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     blocks = [block for _ in range(2) if (block := libc.malloc(size)) is not None]
     for block in blocks:
         ctypes.memset(block, 1, size)

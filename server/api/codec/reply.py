@@ -98,18 +98,27 @@ def openai_error(error: ServerError) -> dict[str, object]:
     return {"error": {"message": error.message, "type": kind, "param": field[1] if field else None, "code": code}}
 
 
+def answered_error(error: Exception) -> ServerError:
+    """The error if it is a ServerError; any other is logged, and replaced by an Internal without details.
+
+    The error loses its traceback, which refers to the body of the request.
+    """
+    if isinstance(error, ServerError):
+        drop_frames(error)
+        return error
+    log.error("unexpected error", exc_info=error)
+    drop_frames(error)
+    return Internal("an internal error happened; the server's log has it")
+
+
 def error_reply(error: Exception, path: bytes | str = "") -> Reply:
     """A reply `{"error": ...}` with the error's status; for paths below /api it also has the `code`.
 
     For paths below /v1 it has the form of OpenAI's API.
-    It has the header `retry-after` if the error has a `retry_after`, and `www-authenticate` for status 401. An
-    exception that is no ServerError is logged and becomes an Internal without details. The error loses its traceback.
+    It has the header `retry-after` if the error has a `retry_after`, and `www-authenticate` for status 401. It says
+    what `answered_error` returns.
     """
-    if not isinstance(error, ServerError):
-        log.error("unexpected error", exc_info=error)
-        drop_frames(error)
-        error = Internal("an internal error happened; the server's log has it")
-    drop_frames(error)
+    error = answered_error(error)
     extra: tuple[Header, ...] = ()
     if error.retry_after is not None:
         extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)

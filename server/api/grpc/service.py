@@ -15,19 +15,19 @@ from google.protobuf.json_format import ParseDict
 from lathe.server.access.addresses import client_of_peer
 from lathe.server.access.scopes import Scope
 from lathe.server.api.codec.call_head import STICKY_KEY
+from lathe.server.api.codec.reply import answered_error
 from lathe.server.api.grpc import tensors
 from lathe.server.api.grpc.access_log import REQUEST_ID
 from lathe.server.api.grpc.message_reader import MessageReader
 from lathe.server.api.grpc.messages import INFERENCE, Message, message_class
 from lathe.server.api.grpc.shared_memory import SharedMemoryCalls
-from lathe.server.api.grpc.status import as_server_error
 from lathe.server.api.inference.body_reader import BodyReader
 from lathe.server.api.inference.infer import codec_of, deadline_of
 from lathe.server.api.inference.reader_threads import INLINE_BYTES
 from lathe.server.api.v2 import model_info
 from lathe.server.api.v2.protocol_settings import TRACE_SETTINGS, LogSettings, update_trace
 from lathe.server.api.v2.routes import RepositoryControl
-from lathe.server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported, drop_frames
+from lathe.server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.settings import Settings
 from lathe.server.telemetry.access_log import AccessLog
@@ -245,9 +245,7 @@ class _Stream:
             try:
                 response = await turn
             except Exception as error:
-                refused = as_server_error(error)
-                drop_frames(error)
-                response = _message("ModelStreamInferResponse", error_message=refused.message)
+                response = _message("ModelStreamInferResponse", error_message=answered_error(error).message)
             self._waiting.popleft()
             self._depth.release()
             yield response

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import grpc
 
-from lathe.server.errors import ExecutionInterrupted, Internal, ServerError, drop_frames
-
-log = logging.getLogger("lathe.api")
+from lathe.server.api.codec.reply import answered_error
+from lathe.server.errors import ExecutionInterrupted, ServerError
 
 STATUS: dict[str, grpc.StatusCode] = {
     "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,19 +41,8 @@ _DEADLINE_TOLERANCE = (
 PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's Retry-After; clients with a retry policy obey it
 
 
-def as_server_error(error: Exception) -> ServerError:
-    """The error if it is a ServerError; any other is logged, and replaced by one without details."""
-    if isinstance(error, ServerError):
-        return error
-    log.error("unexpected error", exc_info=error)
-    return Internal("an internal error happened; the server's log has it")
-
-
 class ErrorsAsStatus:
-    """A context manager: an exception raised inside ends the gRPC call with the status of that error.
-
-    The exception loses its traceback, which refers to the message of the request.
-    """
+    """A context manager: an exception raised inside ends the gRPC call with the status of its `answered_error`."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -67,9 +54,7 @@ class ErrorsAsStatus:
         """Abort the call if an error ended the block; cancelled and aborted calls only end."""
         del _traceback
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            refused = as_server_error(error)
-            drop_frames(error)
-            context = self._context
+            refused, context = answered_error(error), self._context
             await context.abort(_status_of(refused, context.time_remaining()), refused.message, _trailing(refused))
 
 

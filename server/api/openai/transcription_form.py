@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 25 << 20  # of a request: OpenAI's limit of a file
 _FILE = "file"
-_FLOATS = (
-    20  # bytes of numbers and their copies for each byte of a file: most for 8 bits and 8 kHz, which become 16 kHz
-)
+_FLOATS = 20  # bytes of numbers and their copies for each byte of a file, the most: 8 bits at 8 kHz become 16 kHz
 
 
 async def receive_form(request: Request, claim: MemoryClaim, readers: ReaderThreads, most: int) -> Form:

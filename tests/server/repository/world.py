@@ -38,6 +38,11 @@ from lathe.server.types import Tensors, TensorSpec
 T = TypeVar("T")
 
 
+def pause(seconds: float) -> None:
+    """Wait, as a toy model with a delay does."""
+    time.sleep(seconds)
+
+
 def toy(scale: float = 2.0, shape: tuple[int, ...] = (-1, 4), **more: Any) -> bytes:
     """A model file whose model multiplies by `scale`."""
     return b"\x08" + json.dumps({"scale": scale, "shape": shape, **more}).encode()
@@ -73,7 +78,7 @@ class ToyModel:
 
     def execute(self, inputs: Tensors) -> Tensors:
         self.executed += 1
-        time.sleep(self.delay)
+        pause(self.delay)
         if self.fails_every and self.executed % self.fails_every == 0:
             raise RuntimeError("as told")
         differs = self.differs_every and self.executed % self.differs_every == 0

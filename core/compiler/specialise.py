@@ -50,7 +50,7 @@ class CompileSource:
         return self.store.model(hashlib.sha256(key.encode()).hexdigest())
 
     def command(self, binding: CodeBinding, options: Options) -> list[str]:
-        """Arguments for child_stages.py that compile a shape into the cache."""
+        """Arguments for child_stages.py: a child process compiles the code of one shape and stores it in the cache."""
         sizes = json.dumps(binding, default=str)  # dimensions as text
         return ["specialise", str(self.path), self.origin, sizes, *map(json.dumps, (asdict(options), self.fed))]
 

@@ -98,7 +98,10 @@ class T5(Module):
     def decode_after(
         self, decoder_input_ids: Tensor, past: list[KeysValues], sources: list[KeysValues]
     ) -> tuple[Tensor, list[KeysValues]]:
-        """`decode` for tokens that follow those of `past`: logits, and the keys and values of these tokens."""
+        """`decode` for tokens that follow those of `past`: logits, and each layer's keys and values of the new tokens.
+
+        `past` and the result are those of self-attention; `sources`, from the method of that name, of the input.
+        """
         x, new = self.decoder.after(self.shared(decoder_input_ids), past, sources)
         return self._logits(x), new
 

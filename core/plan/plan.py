@@ -231,7 +231,10 @@ class Plan:
 
     @property
     def flags(self) -> int:
-        """The number of flags: words that are 0 at the start of a run, and that kernels set to refuse their data."""
+        """The number of flags: words of a GPU's memory that are 0 at the start of a run.
+
+        A kernel that refuses its data sets its flag, and the run fails.
+        """
         return sum(step.flag is not None for step in self.steps)
 
     @property

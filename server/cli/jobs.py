@@ -230,7 +230,10 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
 
 
 def print_job(job: JobDetail, url_option: str = "") -> None:
-    """Print a job's facts and metrics, and the command that makes its version live; `url_option` is part of that."""
+    """Print a job's facts and metrics and, if its version is not live, the command that makes it live.
+
+    `url_option` is the end of that command.
+    """
     facts = {
         "state": job.state.value + (": " + job.error if job.error else ""),
         "kind": job.kind,

@@ -49,7 +49,10 @@ class Trials:
         return model.aliases.canary, model.trial
 
     def find(self, name: str) -> Trial | None:
-        """Return the trial that is running in this server, None if there is none; raises NotFound."""
+        """Return the trial of a model's canary that is running in this server; None if there is none.
+
+        Raises NotFound for an unknown model.
+        """
         return self._models.known(name).trial
 
     async def start(self, name: str, plan: CanaryPlan, origin: Origin) -> Outcome:

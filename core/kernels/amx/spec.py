@@ -262,8 +262,9 @@ def words_per_step(depth: int) -> int | None:
 def amx(request: Request) -> KernelCall | None:
     """Selector of products and convolutions with constant weights on machines with AMX.
 
-    None if tiles cannot compute the node, and where Winograd's algorithm in float32 is expected to win. For a
-    `request.rank` r above 0 it returns the kernel of rank r - 1 that a machine without AMX would use.
+    None if tiles cannot compute the node, if a product of float32 has few rows or must be computed by its definition,
+    and where Winograd's algorithm in float32 is expected to win. `request.rank` numbers the candidates of the tuner: 0
+    asks for the tiles, r above 0 for the kernel of rank r - 1 that a machine without AMX would use.
     """
     return None if not _has_tiles(request) or _is_winograd_faster(request) else _call(request)
 

@@ -109,9 +109,9 @@ class StrassenSpec(KernelSpec):
 
     @property
     def kept_words(self) -> int:
-        """Words of saved register tiles: two that several results need.
+        """Words (of 4 bytes) for saved register tiles: the two whose numbers several results need.
 
-        With `in_turn`, these two and the accumulators, for each tile of the block.
+        With `in_turn`, these two and the accumulators, for each of the `block` tiles of a task.
         """
         return (3 * self.block if self.in_turn else 2) * self.tile.rows * self.tile.columns
 

@@ -78,7 +78,7 @@ class WinogradLinesSpec(KernelSpec):
 
     @property
     def line_words(self) -> int:
-        """Words of a transformed line with its padding on both sides."""
+        """Words (of 4 bytes) of a transformed line of the image, with its padding on both sides."""
         window = self.windows[1]
         reach = ((window.count - 1) * window.stride + window.kernel - window.before) * self.channels
         return self.lead + _lines(max(reach, self.image_words))

@@ -229,7 +229,7 @@ class WinogradSpec(KernelSpec):
 
     @property
     def covers(self) -> tuple[Cover, Cover]:
-        """The tiles that cover the results of an image, along its two axes."""
+        """How tiles cover the results of an image: a `Cover` of its lines, then one of its columns."""
         lines, columns = (Cover(window.count, self.form.output) for window in self.windows)
         return lines, columns
 

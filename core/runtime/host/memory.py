@@ -200,7 +200,7 @@ def concatenate(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.u
 
 
 def aligned_words(count: int) -> NDArray[np.int64]:
-    """Zeroed 64-bit words whose address is a multiple of 64."""
+    """`count` integers of 64 bits, all 0, whose address is a multiple of 64 bytes."""
     words = aligned_bytes(count * 8).view(np.int64)
     words[:] = 0
     return words

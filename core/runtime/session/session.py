@@ -515,9 +515,10 @@ class Session:
         return own + [host for session in variants for host in session._interruptible()]
 
     def close(self) -> None:
-        """Stop the background work. Code and memory are freed once the runs in flight have ended.
+        """Stop the background work. New runs raise SessionClosed; memory is freed once runs in flight have ended.
 
-        Waits at most 30 seconds for each compilation that this process does in the background.
+        Kills compilations in child processes. Waits for those in this process, one after the other, at most 30 seconds
+        for each.
         """
         self._closed = True
         self._calls.close()

@@ -23,7 +23,8 @@ def read_parquet(file: TableFile) -> Dataset:
     """A dataset of the columns that models can take; the others are in `left_out`, with the reason.
 
     Columns of lists are read immediately, others on first use. DataError if the file is damaged, has two columns of one
-    name, a missing list or a missing number in a list, or no column that models can take.
+    name, a missing list or a missing number in a list, or no column that models can take. A missing value is NaN in a
+    column of floats; in one of integers or booleans it is a DataError on first use.
     """
     table = _Parquet.of(file)
     sources: dict[str, Source] = {}

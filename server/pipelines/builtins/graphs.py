@@ -32,7 +32,8 @@ class NormalizeOptions(Options):
 def normalize_image(request: StepRequest) -> bytes:
     """The ONNX file of a step: `pixels` [n, height, width, channels] of any number type -> `image` FP32, normalized.
 
-    `image` is in the `layout` of the options, by default NCHW. Raises BadPipeline.
+    `image` is in the `layout` of the options, by default NCHW. Raises BadPipeline for invalid options, and if `pixels`
+    has another rank or type.
     """
     options, pixels = request.read(NormalizeOptions), request.type_of("pixels")
     if len(pixels.shape) != 4 or pixels.datatype == "BYTES":

@@ -56,7 +56,10 @@ def check_certificates(settings: Settings) -> None:
 
 
 def check_address(host: str, port: int, named: str) -> None:
-    """Raise CannotStart if the process cannot listen on the address; `named` says which settings set the port."""
+    """Raise CannotStart if the process cannot listen on the address.
+
+    `named` is text for the error: the names of the settings that set the port.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

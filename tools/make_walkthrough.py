@@ -47,8 +47,9 @@ symbol. The elements of large weights are not printed.
 
 ## 2. Bound
 
-`lathe.core.compiler.symbol_binding.bind` renames the leading symbol to `n`, an argument of the generated code. Other
-symbols would become numbers, or sizes of a table. The line of the input is now:
+`lathe.core.compiler.symbol_binding.bind` renames the leading symbol to `n`, an argument of the generated code. Each
+other symbol would become a number, or a size that the code reads at each run from a table of sizes. The line of the
+input is now:
 
 ```
 {bound}
@@ -105,8 +106,9 @@ are loaded ahead. The sums stay in registers, except that LLVM puts one of them 
 {machine}
 ```
 
-If there is a cache, the object file of every kernel goes into it. The key of an object file is a digest of the kernel's
-parameters, the target, the source of `core/codegen`, `core/kernels` and `core/ops`, and the version of LLVM.
+The object file of every kernel goes into the cache (by default `~/.cache/lathe`), if that folder can be used. The key
+of an object file is a digest of the kernel's parameters, the target, the source of `core/codegen`, `core/kernels` and
+`core/ops`, and the version of LLVM.
 `core/codegen/jit.py` links the object files, and `core/runtime/host/executable.py` runs the plan.
 """
 

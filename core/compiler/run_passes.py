@@ -33,8 +33,8 @@ def run_passes(
     """A copy of a graph, whose symbols are bound already, after the passes; and the reports of the passes.
 
     `graph` itself stays unchanged. `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will
-    be cut into parts, and each body is compiled as a graph of its own. Without devices besides the CPU, device
-    annotations have no effect, and a report says so.
+    be cut into parts. Bodies of If, Loop and Scan then stay as they are, because each is compiled later as a graph of
+    its own. Without devices besides the CPU, device annotations have no effect, and a report says so.
     """
     here = not options.devices
     graph, note = _without_devices(graph) if here else (graph, [])

@@ -18,8 +18,10 @@ class AxisLabels:
     Positions with equal `roots` must be removed together: each of them exists only with the others. Positions whose
     root `is_frozen` must stay.
 
-    `chosen` is the number of the axis, among those that a reshape merges, whose positions can be removed; 0 by default.
-    `merges` and `choices` are the labels of that axis and the number of axes, for each reshape that merges some.
+    A reshape may merge several axes into one, or split one into several. Positions can be removed along one of these
+    several axes only. `chosen` is its number for each such node, counted from the outermost one; 0 by default. The
+    analysis fills, for each such node, `merges` with the labels of the chosen axis, and `choices` with the number of
+    axes.
     """
 
     def __init__(self, chosen: Mapping[Node, int] | None = None) -> None:

@@ -328,7 +328,7 @@ def _pad(labels: AxisLabels, node: Node) -> None:
 
 @_rule("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 def _reshape(labels: AxisLabels, node: Node) -> None:
-    """Ties equal axes at both ends, and in the middle one axis with one of those that it merges.
+    """Ties equal axes at both ends, and in the middle one axis with one of those that it merges or becomes.
 
     Usually that is the outermost one: channels of a flattened image, heads of attention.
     """

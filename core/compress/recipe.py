@@ -161,7 +161,9 @@ def _keeping_first(batches: Iterable[Feeds], first: list[Feeds]) -> Iterator[Fee
 class Mixed(_Integers):
     """int8 only for products that are faster so on this machine, within a budget of error."""
 
-    kind: Literal["mixed"] = Field(default="mixed", description="int8 products only where they pay.")
+    kind: Literal["mixed"] = Field(
+        default="mixed", description="int8 products only where they are faster, and within the budget of error."
+    )
     budget: float = Field(
         gt=0,
         description="Most root mean square error of each output, relative to its root mean square (0.01: one percent).",
@@ -214,7 +216,7 @@ class WeightOnly(CompressionMethod):
     )
     bits: Literal[2, 4, 8] = Field(default=4, description="Bits of a weight.")
     block: Literal[0, 16, 32, 64, 128, 256] = Field(
-        default=32, description="Rows of a column that share a scale; 0: all rows."
+        default=32, description="Adjacent weights of an output that share a scale; 0: all weights of the output."
     )
     symmetric: bool = Field(default=WEIGHT_DEFAULTS.symmetric, description="Codes whose zero point is 0.")
     rounding: Rounding = Field(
@@ -224,7 +226,7 @@ class WeightOnly(CompressionMethod):
     activations: Activations = Field(
         default=WEIGHT_DEFAULTS.activations,
         description="`int8`: where that is faster, products round their inputs to int8 in each run, with a scale for "
-        "each block, or for 128 elements of a row.",
+        "each block, but for at most 128 elements of a row.",
     )
     seed: Seed = WEIGHT_DEFAULTS.seed
     skip: NodeNames = Field(default=(), description="Names of nodes that stay float32.")
@@ -299,7 +301,10 @@ class Zeros(CompressionMethod):
 
     kind: Literal["zeros"] = Field(default="zeros", description="The smallest weights become 0.")
     sparsity: float = Field(
-        default=SPARSITY_DEFAULTS.sparsity, gt=0, lt=1, description="Share of zeros; patterns `N:M` ignore it."
+        default=SPARSITY_DEFAULTS.sparsity,
+        gt=0,
+        lt=1,
+        description="Share of zeros; patterns `N:M` ignore it: `2:4` has half zeros.",
     )
     pattern: str = Field(
         default=SPARSITY_DEFAULTS.pattern,

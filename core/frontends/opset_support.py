@@ -39,7 +39,10 @@ def oldest_opset(domain: str, nodes: Sequence[Node], given: int | None = None) -
 
 
 def min_inputs(op: str, domain: str) -> int:
-    """The least number of inputs that a node must list in ONNX, including absent ones; 0 if ONNX lacks the operator."""
+    """The least length of a node's list of inputs in the newest opset of `domain`; 0 if that opset lacks the operator.
+
+    An omitted input before a required one counts, since the list has an empty name in its place.
+    """
     schema = _schema(op, domain, newest_opset(domain))
     return 0 if schema is None else int(schema.min_input)
 

@@ -77,7 +77,8 @@ class EncoderDecoderRunner:
     def run(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Logits [sum of wanted, vocabulary] of the wanted tokens, in the order of the chunks. Fills the pages.
 
-        FeedError for a chunk without a source, or with one of another shape, and as `run_in_groups`.
+        FeedError for a chunk without a source, for a source whose shape, dtype or tokens the encoder does not take, and
+        as `run_in_groups`.
         """
         for number, chunk in enumerate(chunks):
             if chunk.source is None:

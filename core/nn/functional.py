@@ -105,11 +105,18 @@ def conv2d(
 
 
 def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The greatest element of each window of images [N, C, H, W]. The stride is by default the window's size.
+
+    Padding never counts.
+    """
     return x.op("MaxPool", **_window(kernel_size, stride, padding))
 
 
 def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window; padding counts as zeros. The stride is by default the window's size."""
+    """The mean of each window of images [N, C, H, W]. The stride is by default the window's size.
+
+    Padding counts as zeros, also in the number of elements that divides the sum (`count_include_pad`).
+    """
     return x.op("AveragePool", **_window(kernel_size, stride, padding), count_include_pad=1)
 
 

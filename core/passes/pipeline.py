@@ -63,7 +63,8 @@ class Options:
     "float16". `integers`: the target multiplies bytes faster than floats, so quantized products get integer kernels.
     `int8_rows`: all products with constant weights of few bits may round their rows to int8.
     `host`: the target is a CPU; some fusions exist for CPU kernels alone. `inside`: the graph is the body of If, Loop
-    or Scan. `in_parts`: the graph will be cut into parts, and each body is compiled as a graph of its own.
+    or Scan. `in_parts`: the graph will be cut into parts; bodies of If, Loop and Scan stay as they are, because each is
+    compiled later as a graph of its own.
     """
 
     channels_last: bool = True

@@ -118,13 +118,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A buffer of the arena, which holds `values` from time `first` to time `last`; a time is the index of a stage."""
+    """A buffer of the arena, which holds `values` from stage `first` to stage `last`, both included."""
 
     offset: Affine
     size: Affine
     first: int
     last: int
-    values: tuple[str, ...]  # none: scratch memory
+    values: tuple[str, ...]  # names; empty for scratch memory
 
 
 @dataclass(frozen=True, slots=True)

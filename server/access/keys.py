@@ -83,7 +83,7 @@ class Key:
         return model != "" and any(fnmatchcase(model, pattern) for pattern in self.models)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the key's entry in the file."""
+        """Return the key's entry in the keys file: all fields, with the digest of the secret, not the secret."""
         return {**asdict(self), "scopes": sorted(self.scopes), "models": list(self.models)}
 
 

@@ -70,7 +70,10 @@ CertKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach a server: one field for each option that `with_connection` adds to a command."""
+    """How to reach a server: its URL, an API key, and certificates.
+
+    Each field is an option that the decorator `with_connection` adds to a command.
+    """
 
     url: Url = DEFAULT_URL
     api_key: ApiKey = None

@@ -36,9 +36,9 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes sent so far, bytes in 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A body that is opened when its request is sent.
+    """A body that is opened once, when its call is sent; each attempt of the call reads it from the start.
 
-    `open` may raise OSError, ClientError and lathe.core.errors.ModelError.
+    `open` returns a context manager of the body. It may raise OSError, ClientError and lathe.core.errors.ModelError.
     """
 
     open: Callable[[], AbstractContextManager[UploadBody]]

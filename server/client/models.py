@@ -82,12 +82,18 @@ class ModelOperations:
 
     @operation
     def describe(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return the metadata of a version: names, datatypes and shapes (-1: any size) of its inputs and outputs."""
+        """Return the metadata of a version: names, datatypes and shapes (-1: any size) of its inputs and outputs.
+
+        `version` is a number or an alias, by default the live version.
+        """
         return Call("GET", path(_V2, model, *version_segments(version)), parse_object("inputs", "outputs"))
 
     @operation
     def config(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return the configuration of a version, with `max_batch_size` and the reason for or against batching."""
+        """Return the configuration of a version, with `max_batch_size` and the reason for or against batching.
+
+        `version` is a number or an alias, by default the live version.
+        """
         return Call("GET", path(_V2, model, *version_segments(version), "config"), parse_object())
 
     @operation
@@ -113,7 +119,7 @@ class ModelOperations:
 
     @operation
     def audit(self, model: str, limit: int = 1000) -> Call[list[AuditEntry]]:
-        """List the last changes of a model, at most `limit`, oldest first."""
+        """List the last changes of a model: the newest `limit` (at most 10,000), oldest first."""
         return Call("GET", path(_MODELS, model, "audit"), parse_list(AuditEntry), {"limit": str(limit)})
 
     # versions
@@ -145,6 +151,11 @@ class ModelOperations:
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
         of a `pipeline.toml` read, and those of a language model in a Hugging Face folder. Raises OSError for files that
         cannot be read, and lathe.core.errors.ModelError for weights that are not there.
+
+        With `promote` the version goes live; the server refuses if its inputs or outputs differ from those of the live
+        version, unless `allow_signature_change` is true. `metadata` is stored in the manifest. `key` is an idempotency
+        key: a second call with the same key returns the same answer, without a second change. `progress` gets the bytes
+        sent so far, and all bytes.
         """
         file = file_or_bytes(content)
         body = Upload(lambda: nullcontext(body_of(file)), progress)
@@ -198,14 +209,22 @@ class ModelOperations:
     def promote(
         self, model: str, version: int, *, allow_signature_change: bool = False, key: str | None = None
     ) -> Call[AliasState]:
-        """Make a version live; returns once it answers the requests."""
+        """Make a version live; returns once it answers the requests.
+
+        The server refuses if its inputs or outputs differ from those of the live version, unless
+        `allow_signature_change` is true. `key` is an idempotency key, as in `upload`.
+        """
         return _move(model, LIVE_ALIAS, version, allow_signature_change, key)
 
     @operation
     def set_alias(
         self, model: str, alias: str, version: int, *, allow_signature_change: bool = False, key: str | None = None
     ) -> Call[AliasState]:
-        """Point an alias to a version; returns once that version answers the alias' requests."""
+        """Point an alias to a version; returns once that version answers the alias' requests.
+
+        The server refuses if its inputs or outputs differ from those of the alias' present version, unless
+        `allow_signature_change` is true. `key` is an idempotency key, as in `upload`.
+        """
         return _move(model, alias, version, allow_signature_change, key)
 
     @operation

@@ -68,7 +68,8 @@ class TrainingOperations:
         `more`: `kind` is "train" (default), "finetune", "evaluate", "sweep" or "compress" (see `compress`). `model` is
         the version to start from, `{"name": "m", "version": "live"}`. `publish` makes the result a version: `{"model":
         "m", "promote": True, "gate": {"min": {"accuracy": 0.97}}}`. `priority` is from -10 to 10, `limits` is such as
-        `{"seconds": 600, "memory": 1 << 30}`.
+        `{"seconds": 600, "memory": 1 << 30}`. `key` is an idempotency key: a second call with the same key and
+        arguments returns the job of the first.
         """
         return _submission(recipe, dataset, key, more)
 
@@ -104,7 +105,7 @@ class TrainingOperations:
     def jobs(self, *, state: str | None = None) -> Call[list[JobSummary]]:
         """List the newest 1000 jobs, newest first: those of the caller, or of all callers for administrators.
 
-        `state`: only the jobs in this state, such as "running".
+        `state`: only jobs in this state, such as "running"; of these the newest 1000.
         """
         return Call("GET", _JOBS, parse_list(JobSummary), {"state": state} if state else {})
 
@@ -115,12 +116,12 @@ class TrainingOperations:
 
     @operation
     def cancel_job(self, job: str) -> Call[JobSummary]:
-        """Cancel a job; a running job ends within seconds."""
+        """Cancel a job; a running job ends within seconds, a publishing one may still succeed."""
         return Call("POST", path(_JOBS, job, "cancel"), parse_one(JobSummary))
 
     @operation
     def delete_job(self, job: str) -> Call[JobSummary]:
-        """Delete a finished job with its files."""
+        """Delete a job that has ended, with its files; published versions stay. Raises ApiError for other jobs."""
         return Call("DELETE", path(_JOBS, job), parse_one(JobSummary), is_repeatable=False)
 
     @operation
@@ -130,12 +131,12 @@ class TrainingOperations:
 
     @operation
     def job_report(self, job: str) -> Call[str]:
-        """Return the HTML report of a job."""
+        """Return the HTML report of a job; raises ApiError (404) while there is no result, and for evaluations."""
         return Call("GET", path(_JOBS, job, "report"), parse_text)
 
     @operation
     def job_model(self, job: str) -> Call[bytes]:
-        """Return the trained model of a job, an ONNX file."""
+        """Return the resulting model of a job, an ONNX file; raises ApiError (404) for a job without one."""
         return Call("GET", path(_JOBS, job, "model"), lambda response: response.content)
 
 

@@ -108,7 +108,7 @@ class StepDef(_Table):
 
     @property
     def selector(self) -> str:
-        """The version number or, without one, the alias of the step's model, as text; by default `live`."""
+        """The version number of the step's model as text or, if the step names none, the alias; by default `live`."""
         return str(self.version) if self.version is not None else self.alias or _LIVE
 
     @property

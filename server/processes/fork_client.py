@@ -37,7 +37,10 @@ class Forked:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code, or minus the signal; raises ForkServerEnded."""
+        """Wait for its end and return the exit code, or minus the number of the signal that ended it.
+
+        Raises ForkServerEnded if the fork server ends before, which ends all its processes.
+        """
         self.returncode = await asyncio.shield(self.ended)
         return self.returncode
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A model in memory, and the artifacts it was loaded from."""
+    """A model in memory, and the folders of compiled code in the cache (`artifacts`) from which it was loaded."""
 
     artifacts: tuple[Path, ...]
     model: LoadedModel

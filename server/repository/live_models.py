@@ -267,7 +267,10 @@ class LiveModels:
         return found
 
     def known(self, name: str) -> LiveModel:
-        """Return a model that has versions; raises NotFound, or Unavailable while the server starts."""
+        """Return a model that has versions; raises NotFound for another name.
+
+        While the server starts, it raises Unavailable instead, since the model may still be loaded.
+        """
         if name not in self._models:
             raise self.registry.unknown(name)
         return self._models[name]

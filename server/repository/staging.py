@@ -75,7 +75,8 @@ class Staging:
     def create(self, name: str, *, counts: bool = True) -> StagedFile:
         """Create a file; raises BadRequest if no file of a version may have this name.
 
-        `counts`: the bytes of the file count against the budget of uploads, as all uploaded bytes do.
+        `counts`: the bytes of the file count against the budget of uploads; writing raises if it is used up. False is
+        for files that the server itself writes, such as the manifest.
         """
         claim = self._claim if counts else None
         file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), claim)

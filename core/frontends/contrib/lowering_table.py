@@ -36,7 +36,8 @@ def lowered_operators() -> list[str]:
 def lowers(*ops: str, domain: str = DOMAIN) -> Callable[[Lowering], Lowering]:
     """A decorator that registers a function as the lowering of the operators `ops` of `domain`.
 
-    `domain` is "" for operators that ONNX lacks, and for operators of ONNX whose own function body is unsuitable.
+    `domain` is `com.microsoft` by default. It is "" for operators that files have in the default domain although ONNX
+    lacks them, and for operators of ONNX whose own function body is unsuitable.
     """
 
     def add(lowering: Lowering) -> Lowering:

@@ -38,7 +38,10 @@ class TapeCall:
 
 @dataclass(frozen=True, slots=True)
 class TapeMove:
-    """A copy of `nbytes` bytes at the end of a body, for a result that lies elsewhere than required."""
+    """A copy of `nbytes` bytes after the calls of a body (of an If, Loop or Scan).
+
+    It is for a result of the body that lies elsewhere than the node needs it.
+    """
 
     source: Place
     target: Place
@@ -79,7 +82,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The memory of carried value `index` before the iteration, or after it if `next`."""
+    """The memory of a loop's carried value `index`: of its value before the iteration, or after it if `next`."""
 
     index: int
     next: bool = False

@@ -225,7 +225,10 @@ def _sizes(value: Value) -> tuple[int, ...]:
 
 
 def as_ints(dims: Sequence[Dim]) -> tuple[int, ...]:
-    """The dimensions as ints. The caller makes sure that none has a symbol: such a dimension would be dropped."""
+    """The dimensions as ints. The caller makes sure that none has a symbol.
+
+    A dimension with a symbol is left out, without an error: the tuple is then shorter than `dims`.
+    """
     return tuple(extent for extent in dims if isinstance(extent, int))
 
 

@@ -23,9 +23,10 @@ _OFFERED = 3
 
 @dataclass(frozen=True)
 class CopySpec(KernelSpec):
-    """Strided copies of elements of `itemsize` bytes, each with its tiling; `operands` is the number of operands.
+    """Strided copies (`pieces`) of elements of `itemsize` bytes, each with its tiling, in one launch.
 
-    The programs of each piece follow those of the piece before. Pieces without a source write the bit pattern `fill`.
+    `operands` is the number of the kernel's inputs and outputs. The numbers of a piece's programs follow those of the
+    piece before. Pieces without a source write the bit pattern `fill`.
     """
 
     family: ClassVar[str] = "copy"

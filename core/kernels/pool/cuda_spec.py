@@ -46,9 +46,10 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices whose spatial sizes are numbers.
+    """Selector of MaxPool without indices and of AveragePool; batch and channels may have symbols.
 
-    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8.
+    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8. None for other nodes, and if an extent
+    of the image or of the result along a spatial axis is not a number.
     """
     return next(_calls(request), None)
 

@@ -21,7 +21,10 @@ class Matrices:
 
     @classmethod
     def of(cls, value: Value, perm: Perm | None, strides: tuple[Dim, ...] | None = None) -> Matrices:
-        """The view of `value` with its axes in the order `perm`; row-major unless `strides` are given."""
+        """The view of `value` with its axes in the order `perm`; None: in their own order. No data are moved.
+
+        `strides` are those of the axes of `value` before `perm`, in elements; by default row-major.
+        """
         axes, strides = perm or range(len(value.shape)), row_major(value.shape) if strides is None else strides
         return cls(tuple(value.shape[axis] for axis in axes), tuple(strides[axis] for axis in axes))
 

@@ -91,9 +91,11 @@ class WeightOnlySpec(KernelSpec):
 
 
 def weight_only(request: Request) -> KernelCall | None:
-    """Selector of products with constant codes, scales and offsets, whose A is contiguous along the depth.
+    """Selector of DequantizedMatMul with constant codes, scales and offsets, whose A is contiguous along the depth.
 
-    None for tables of other than 2, 4 or 16 numbers, and if a word of codes would have two scales.
+    Codes are int8, or indices of a table of 2, 4 or 16 numbers. None for other nodes, if code cannot compute a
+    dimension, if the epilogue has operators that are not elementwise, if the stride of Y along the columns is not a
+    number, and if a word of 4 bytes would hold codes of two blocks, which have different scales.
     """
     node, codes = request.node, request.constant(1)
     scales, offsets = request.constant(2), request.constant(3)

@@ -17,7 +17,10 @@ from lathe.core.ops.opdef.type_rules import ANY, INDEX, check_kind, untouched_ro
 
 @register
 class ArrayFeatureExtractor(OpDef):
-    """X[..., Y]: the columns along the last axis with indices Y, flattened; a vector X is one row of a matrix."""
+    """X[..., y] for the indices y, which are Y flattened to a vector: entries along the last axis of X.
+
+    A vector X counts as a matrix of one row.
+    """
 
     no_gradient = FITTED
     inputs = "X, Y"

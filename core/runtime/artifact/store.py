@@ -61,7 +61,7 @@ class Store:
 def cache_dir(environ: Mapping[str, str] = os.environ) -> str | None:
     """The cache folder that the environment names; None if it names none.
 
-    The variable is `LATHE_CACHE_DIR`, or its older name `LATHE_CACHE`.
+    The variable is `LATHE_CACHE_DIR`. If it is missing or empty, its older name `LATHE_CACHE` counts.
     """
     return environ.get("LATHE_CACHE_DIR") or environ.get("LATHE_CACHE") or None
 

@@ -536,7 +536,7 @@ class DeviceExecutable:
         return [*lines, graphs, *([self._note] if self._note else [])]
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until no graph is being captured. False if that takes longer than `timeout` seconds."""
+        """Wait until no CUDA graph is being captured: True. False after `timeout` seconds (None: no limit)."""
         return self._background.settle(timeout)
 
     def close(self) -> None:

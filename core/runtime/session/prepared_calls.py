@@ -154,7 +154,7 @@ class Tail(NamedTuple):
 
 
 class CallWithTail:
-    """As `Call`, but without `stamps`, and followed by a tail of nodes that run by `OpDef.quickly` (see `Tail`).
+    """As `Call`, but it measures no times (`stamps`), and then runs a tail of nodes by `OpDef.quickly` (see `Tail`).
 
     If a node of the tail fails, all steps run again on the usual path, so that its reference reports the error.
     """

@@ -92,9 +92,11 @@ class Profile:
         return "\n".join(rows)
 
     def chrome_trace(self, path: str | Path) -> None:
-        """Write the steps, end to end, in the Trace Event format (chrome://tracing, Perfetto).
+        """Write the steps in the Trace Event format (chrome://tracing, Perfetto).
 
-        An event has the arguments `kernel`, `outputs`, `gflops` and `of peak`; `otherData` explains `of peak`.
+        Each step begins where the one before ends, so the trace shows durations, not the times between steps. An event
+        has the arguments `kernel`, `outputs`, `gflops` and `of peak`, the least possible time of the step divided by
+        the measured one. `otherData` explains `of peak`.
         """
         events, at = [], 0.0
         for node in self.nodes:

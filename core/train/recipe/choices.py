@@ -43,7 +43,7 @@ LOSSES: dict[str, type[Part]] = {
         (
             "cross_entropy",
             losses.CrossEntropy,
-            "Cross entropy of logits and classes; a final Softmax of the model is left out.",
+            "Cross entropy of logits and classes; a final Softmax stays in the model, but the loss leaves it out.",
         ),
         ("nll", losses.NegativeLogLikelihood, "Negative log-likelihood of log-probabilities and classes."),
         ("mse", losses.MeanSquaredError, "Mean squared error."),
@@ -52,7 +52,8 @@ LOSSES: dict[str, type[Part]] = {
         (
             "bce",
             losses.BinaryCrossEntropy,
-            "Binary cross entropy of logits and independent probabilities; a final Sigmoid of the model is left out.",
+            "Binary cross entropy of logits and independent probabilities; a final Sigmoid stays in the model, but the "
+            "loss leaves it out.",
         ),
         ("kl", losses.KullbackLeibler, "Kullback-Leibler divergence of log-probabilities and probabilities."),
     )

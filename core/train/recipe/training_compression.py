@@ -30,7 +30,9 @@ Names = tuple[str, ...]
 class Prune(Section):
     """Pruning: weights become 0 during the training."""
 
-    sparsity: float = Field(gt=0, lt=1, description="Share of zeros at the end; `N:M` patterns ignore it.")
+    sparsity: float = Field(
+        gt=0, lt=1, description="Share of zeros at the end; patterns `N:M` ignore it: `2:4` has half zeros."
+    )
     pattern: str = Field(
         default="element",
         description="`element`; `2:4`: two of four consecutive inputs of an output stay; `4x1`: blocks of four inputs.",

@@ -29,12 +29,18 @@ def dropout_mask(writer: Writer, key: Term, salt: int, shape: Sequence[Dim], rat
 
 
 def uniform(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
-    """float32[shape], uniform over [0, 1) in steps of 2**-24; `key` and `salt` as for `dropout_mask`."""
+    """float32[shape], uniform over [0, 1) in steps of 2**-24.
+
+    `key` is uint32 of rank 0. Operators of one graph get different numbers from the same key by different `salt`.
+    """
     return _to_unit_interval(random_bits(writer, key, salt, shape))
 
 
 def normal(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
-    """float32[shape], standard normal, by the Box-Muller transform (1958); `key` and `salt` as for `dropout_mask`."""
+    """float32[shape], standard normal, by the Box-Muller transform (1958).
+
+    `key` is uint32 of rank 0. Operators of one graph get different numbers from the same key by different `salt`.
+    """
     bits = random_bits(writer, key, salt, shape)
     radius, angle = _to_unit_interval(bits), _to_unit_interval(_hash(bits + _GOLDEN))
     return ((1 - radius).log() * -2).sqrt() * (angle * (2 * pi)).op("Cos")

@@ -197,7 +197,10 @@ class TrainStep:
         return {value.name: array for value, array in zip(self._graphs[is_update].outputs, results, strict=False)}
 
     def state(self) -> dict[str, Array]:
-        """Copies of all state that a checkpoint needs besides `runs`: parameters, moments and averages, by name."""
+        """Copies of all state that a checkpoint needs besides `runs`, the number of runs so far.
+
+        They are the parameters, running statistics, moments, averages of the weights, and the loss scale, by name.
+        """
         return {name: np.array(self._states.read(name)) for name in self._types}
 
     def load_state(self, state: Mapping[str, Array], runs: int) -> None:

@@ -39,7 +39,10 @@ def raw_bytes(array: Array) -> Payload:
 
 
 def write_cost(wanted: RequestedOutput, datatype: str, array: Array) -> int:
-    """The estimated cost of writing one output, in the unit of reading one byte; 0 for binary data without a copy."""
+    """The estimated cost of writing one output into an answer; 0 for binary data without a copy.
+
+    The unit is the cost of reading one byte of a request.
+    """
     if wanted.classes:
         rows = array.shape[0] if array.ndim else 1
         return array.size * _SORTED + rows * min(wanted.classes, array.size) * _CLASS

@@ -25,7 +25,10 @@ class ToolCallParser:
         self._inside = False
 
     def push(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The content and the calls that are certain after this text."""
+        """The content and the calls that have become certain with `text`, the next part of the text.
+
+        What earlier parts made certain is not repeated. Text that may belong to a call is held back.
+        """
         self._held += text
         content, calls = "", []
         while True:

@@ -32,7 +32,7 @@ class ProtocolControl:
         """Load or reload a model; NotFound if it is unknown.
 
         If no version answers as `live` afterwards, raises the error that prevents it. Unsupported for `parameters` that
-        hold files or a configuration.
+        hold files or a configuration; all other parameters are ignored.
         """
         await self._rollout.load(names.check_model(model), parameters or {})
 

@@ -260,17 +260,21 @@ def words_per_step(depth: int) -> int | None:
 
 
 def amx(request: Request) -> KernelCall | None:
-    """Selector of products and convolutions with constant weights on machines with AMX.
+    """Selector of MatMul, FusedMatMul, Conv and FusedConv with constant weights on CPUs with AMX.
 
-    None if tiles cannot compute the node, if a product of float32 has few rows or must be computed by its definition,
-    and where Winograd's algorithm in float32 is expected to win. `request.rank` numbers the candidates of the tuner: 0
-    asks for the tiles, r above 0 for the kernel of rank r - 1 that a machine without AMX would use.
+    The types are uint8 x int8, bfloat16 or float16 x float32, and float32, which is split into parts of bfloat16, as
+    far as the tiles of the CPU take them. None for other nodes, if tiles cannot compute the node (`_spec`), if a matrix
+    product of float32 has fewer than 32 rows at a batch of 8, if the request demands the definition for float32
+    (`winograd` False), and where Winograd's algorithm in float32 is expected to win.
+
+    `request.rank` numbers the candidates of the tuner: 0 asks for the tiles, r above 0 for the kernel of rank r - 1
+    that a machine without AMX would use.
     """
     return None if not _has_tiles(request) or _is_winograd_faster(request) else _call(request)
 
 
 def amx_instead_of_winograd(request: Request) -> Iterator[KernelCall]:
-    """Offer of the AMX kernel for convolutions that `amx` leaves to Winograd's algorithm."""
+    """Offer of the AMX kernel for convolutions that `amx` leaves to Winograd's algorithm; none for other nodes."""
     call = _call(request) if _has_tiles(request) and _is_winograd_faster(request) else None
     if call is not None:
         yield call

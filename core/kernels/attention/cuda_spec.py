@@ -75,15 +75,20 @@ class AttentionSpec(KernelSpec):
 
 
 def attention(request: Request) -> KernelCall | None:
-    """Selector of attention of float32, float16 and bfloat16 whose depth and columns are numbers of at most 256.
+    """Selector of FusedAttention of float32, float16 and bfloat16 whose depth and columns are numbers of at most 256.
 
-    None also if no tile fits the GPU's shared memory.
+    Q, K, V and Y have the same type. None for other nodes, if generated code cannot compute a dimension, if the
+    epilogue of the scores has operators that are not elementwise or does not end in float32, and if no tile fits the
+    GPU's shared memory.
     """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same attention with every candidate of `tiles`, the selector's own included."""
+    """Offers of the attention of `attention` with every candidate of `tiles`, the selector's own included.
+
+    No offers for nodes that `attention` does not cover.
+    """
     return _calls(request)
 
 

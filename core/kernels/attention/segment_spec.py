@@ -67,10 +67,11 @@ class SegmentAttentionSpec(KernelSpec):
 
 
 def segment_attention(request: Request) -> KernelCall | None:
-    """Selector of float32 attention within packed sequences.
+    """Selector of SegmentAttention of float32: attention within packed sequences.
 
-    None unless there are `n` tokens, the strides between tokens and the numbers of columns are numbers, and columns are
-    contiguous.
+    There are `n` tokens; the strides between tokens and the numbers of columns are numbers; columns are contiguous.
+    None for other nodes, if generated code cannot compute a dimension, and if the epilogue of the scores has operators
+    that are not elementwise.
     """
     node = request.node
     if not _is_covered(node):

@@ -177,10 +177,12 @@ def whole_vectors(count: int, tile: Tile) -> int:
 
 
 def attention(request: Request) -> KernelCall | None:
-    """Selector of attention of float32, bfloat16 or float16 whose V and Y are contiguous along the columns.
+    """Selector of FusedAttention of float32, bfloat16 or float16, with V and Y contiguous along the columns.
 
     Depth, columns and strides within a head must be numbers, but not the strides of extras between queries. The number
-    of keys may be dynamic if each key is contiguous; the number of queries may be dynamic in dynamic-shape code.
+    of keys may be dynamic if each key is contiguous; the number of queries may be dynamic in dynamic-shape code. None
+    for other nodes, if generated code cannot compute a dimension, if Q, K, V and Y have different types, and if the
+    epilogue of the scores has operators that are not elementwise.
     """
     node = request.node
     if not _is_covered(node):

@@ -98,9 +98,10 @@ class BatchWeightSpec(KernelSpec):
 
 
 def batch_conv(request: Request) -> KernelCall | None:
-    """Selector of float32 convolutions of batch-last images of known size; the weights may be computed.
+    """Selector of FusedConv of float32 over batch-last images; the weights may be computed. All sizes are numbers.
 
-    None for `auto_pad` other than NOTSET, and for extras of a shape that `_extra_strides` does not cover.
+    None for other nodes, for `auto_pad` other than NOTSET, for an epilogue with operators that are not elementwise, and
+    for extras of a shape that `_extra_strides` does not cover.
     """
     node = request.node
     x, w = node.inputs[:2]
@@ -123,10 +124,10 @@ def batch_conv(request: Request) -> KernelCall | None:
 
 
 def batch_conv_transpose(request: Request) -> KernelCall | None:
-    """Selector of transposed convolutions of batch-last float32 images, as convolutions with a mirrored window.
+    """Selector of ConvTranspose of batch-last float32 images, as convolutions with a mirrored window.
 
-    Padding lets the window reach every pixel. None if the stride and the dilation of an axis have a common divisor
-    above 1, a size is not a number, or the node has an `output_shape` or an `auto_pad` other than NOTSET.
+    Padding lets the window reach every pixel. None for other nodes, if the stride and the dilation of an axis have a
+    common divisor above 1, if a size is not a number, and for an `output_shape` or an `auto_pad` other than NOTSET.
     """
     node = request.node
     x, w = node.inputs[:2]
@@ -147,7 +148,10 @@ def batch_conv_transpose(request: Request) -> KernelCall | None:
 
 
 def batch_weight_gradient(request: Request) -> KernelCall | None:
-    """Selector of weight gradients of convolutions of batch-last float32 images of known size, without `auto_pad`."""
+    """Selector of ConvWeightGradient of batch-last float32 images.
+
+    None for other nodes, if a size is not a number, and for an `auto_pad` other than NOTSET.
+    """
     node = request.node
     x, dy = node.inputs
     if x is None or dy is None or not _are_images(node):

@@ -98,32 +98,41 @@ class ConvSpec(KernelSpec):
 
 
 def conv(request: Request) -> KernelCall | None:
-    """Selector of convolutions whose spatial sizes are numbers.
+    """Selector of Conv and FusedConv of images, results and weights whose spatial sizes are numbers, in any layout.
 
-    It covers float32, float16 and bfloat16, and uint8 by constant int8 weights (FusedConv). None for depthwise
-    convolutions of floats, which have a kernel of their own.
+    The types are float32, float16 and bfloat16, with weights of the same type or float32, and uint8 by constant int8
+    weights (FusedConv). None for other nodes, if generated code cannot compute a dimension, if the padding is not known
+    or is not zero (floats), if the epilogue has operators that are not elementwise, and for depthwise convolutions of
+    floats, which have a kernel of their own.
     """
     kernels = _convolution(request)
     return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same convolution with other tiles and precisions, the selector's own included."""
+    """Offers of the convolution of `conv` with other tiles and precisions, the selector's own included.
+
+    No offers for nodes that `conv` does not cover.
+    """
     kernels = _convolution(request)
     return kernels.offers() if kernels is not None else ()
 
 
 def transposed(request: Request) -> KernelCall | None:
-    """Selector of transposed convolutions of float32, float16 and bfloat16 whose spatial sizes are numbers.
+    """Selector of ConvTranspose of float32, float16 and bfloat16 whose spatial sizes are numbers, in any layout.
 
-    None for depthwise ones, which have a kernel of their own.
+    The weights have the same type, or float32 for narrow images. None for other nodes, if generated code cannot compute
+    a dimension, if the padding is not known, and for depthwise ones, which have a kernel of their own.
     """
     kernels = _transposed(request)
     return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same transposed convolution with other tiles and precisions, the selector's own included."""
+    """Offers of the convolution of `transposed` with other tiles and precisions, the selector's own included.
+
+    No offers for nodes that `transposed` does not cover.
+    """
     kernels = _transposed(request)
     return kernels.offers() if kernels is not None else ()
 

@@ -51,13 +51,19 @@ class ConvGradientSpec(KernelSpec):
 
 
 def conv_gradient(request: Request) -> KernelCall | None:
-    """Selector of weight gradients of float32, float16 and bfloat16 convolutions whose spatial sizes are numbers."""
+    """Selector of ConvWeightGradient of float32, float16 and bfloat16 whose spatial sizes are numbers, in any layout.
+
+    X and dY have the same type. None for other nodes, and if generated code cannot compute a dimension.
+    """
     kernels = _kernels(request)
     return kernels.preferred() if kernels is not None else None
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with other tiles and precisions, the selector's own included."""
+    """Offers of the gradient of `conv_gradient` with other tiles and precisions, the selector's own included.
+
+    No offers for nodes that `conv_gradient` does not cover.
+    """
     kernels = _kernels(request)
     return kernels.offers() if kernels is not None else ()
 

@@ -193,10 +193,12 @@ class DynamicConvSpec(ConvSpec):
 
 
 def implicit_gemm(request: Request) -> KernelCall | None:
-    """Selector of channels-last convolutions with constant weights and image sizes that are numbers.
+    """Selector of channels-last Conv and FusedConv with constant weights and image sizes that are numbers.
 
-    A 1x1 convolution without stride, padding and groups becomes a matrix product over pixels, if these are evenly
-    spaced in memory. None if the input channels of a group do not fill whole words, and as in `is_covered`.
+    The types are float32, bfloat16 or float16 x float32, and uint8 x int8. A 1x1 convolution without stride, padding
+    and groups becomes a matrix product over pixels, if these are evenly spaced in memory. None for other nodes, if the
+    padding is not known, if the epilogue has operators that are not elementwise, and if the input channels of a group
+    do not fill words (2 elements of bfloat16, 4 bytes).
     """
     node = request.node
     weight = request.constant(1)
@@ -237,9 +239,12 @@ def implicit_gemm(request: Request) -> KernelCall | None:
 
 
 def pointwise(request: Request) -> KernelCall | None:
-    """Selector of 1x1 convolutions over images whose size is not a number, such as those with `n` as a spatial axis.
+    """Selector of 1x1 Conv and FusedConv over images whose size is not a number, such as with `n` as a spatial axis.
 
-    None with strides, padding or groups.
+    Images are channels-last and weights constant. The types are float32, bfloat16 or float16 x float32, and uint8 x
+    int8. None for other nodes, if generated code cannot compute a dimension, with strides, padding or groups, if pixels
+    are not evenly spaced in memory, if the epilogue has operators that are not elementwise, and if the input channels
+    do not fill words (2 elements of bfloat16, 4 bytes).
     """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or windows_of(node) is not None:
@@ -253,9 +258,10 @@ def pointwise(request: Request) -> KernelCall | None:
 
 
 def dynamic_conv(request: Request) -> KernelCall | None:
-    """Selector of channels-last float32 convolutions with constant weights, over images with dynamic extents.
+    """Selector of channels-last float32 Conv and FusedConv with constant weights, over images with dynamic extents.
 
-    None unless the padding is known.
+    None for other nodes, if generated code cannot compute a dimension, if a spatial extent depends on more than sizes,
+    if the padding is not known, and if the epilogue has operators that are not elementwise.
     """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node):

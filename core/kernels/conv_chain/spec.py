@@ -89,14 +89,17 @@ class ConvChainSpec(KernelSpec):
 
 
 def conv_chain(request: Request) -> KernelCall | None:
-    """Selector of the fused nodes that the pass `lathe.core.passes.fusion.conv_chain` creates, with plannable types."""
+    """Selector of ConvChain, the fused nodes that the pass `lathe.core.passes.fusion.conv_chain` creates.
+
+    None if generated code cannot compute a dimension.
+    """
     if not has_plannable_types(request.node):
         return None
     return _call(request, _bands(request)[0])
 
 
 def other_bands(request: Request) -> Iterator[KernelCall]:
-    """Offers of the same chain with more or fewer lines per band, and with other tiles."""
+    """Offers of the same ConvChain with more or fewer lines per band, and with other tiles."""
     bands = _bands(request)
     for band in bands[1:]:
         yield _call(request, band)

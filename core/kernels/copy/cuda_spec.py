@@ -43,12 +43,20 @@ class CopySpec(KernelSpec):
 
 
 def copy(request: Request) -> KernelCall | None:
-    """Selector of all nodes that only move elements: those for which the CPU has a strided copy."""
+    """Selector of the nodes for which the CPU has a strided copy (`SELECTORS`), of elements of 1, 2, 4 or 8 bytes.
+
+    They are Identity, Reshape, Flatten, Squeeze and Unsqueeze with memory of their own, Transpose, DepthToSpace,
+    SpaceToDepth, Expand, Tile, Slice, Concat, Split and Pad. None if the CPU's selector of the node returns None, for
+    example if shape, widths or sizes are inputs, or generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same copy with up to three tilings of each piece, the selector's own included."""
+    """Offers of the copy of `copy` with up to three tilings of each piece, the selector's own included.
+
+    No offers for nodes that `copy` does not cover.
+    """
     return _calls(request)
 
 

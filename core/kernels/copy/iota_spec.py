@@ -24,7 +24,10 @@ class IotaSpec(KernelSpec):
 
 
 def iota(request: Request) -> KernelCall | None:
-    """Selector of Iota nodes whose start, steps and shape generated code can compute."""
+    """Selector of Iota whose start, steps and shape generated code can compute; all types of the operator.
+
+    None for other nodes.
+    """
     node, y = request.node, request.node.output
     start, steps = node.attrs.get("start", 0), node.attrs["steps"]
     numbers = (start, *steps) if isinstance(steps, tuple) else ()

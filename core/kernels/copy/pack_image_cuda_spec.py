@@ -43,12 +43,18 @@ class PackImageSpec(KernelSpec):
 
 
 def pack_image(request: Request) -> KernelCall | None:
-    """Selector of PackImage of float32, float16 and bfloat16."""
+    """Selector of PackImage of float32, float16 and bfloat16 (x and y), with a known number of channels.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same kernel with other numbers of pixels in a program, the selector's own included."""
+    """Offers of the kernel of `pack_image` with other numbers of pixels in a program, the selector's own included.
+
+    No offers for nodes that `pack_image` does not cover.
+    """
     return _calls(request)
 
 

@@ -61,10 +61,11 @@ class PadSpec(KernelSpec):
 
 
 def pad(request: Request) -> KernelCall | None:
-    """Selector of Pad by any widths, which may depend on sizes.
+    """Selector of Pad of elements of 1, 2, 4 or 8 bytes by any widths that are not inputs, but may depend on sizes.
 
     The node assumes that cropping leaves an extent of at least 0, or of at least 1 in modes that repeat elements
-    (`Pad.supposes`). None if the extent is known to be less.
+    (`Pad.supposes`). None if the extent is known to be less, for scalars, if generated code cannot compute a dimension,
+    and for other nodes.
     """
     node, x = request.node, request.node.inputs[0]
     widths = pad_widths(node)

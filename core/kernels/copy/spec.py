@@ -127,10 +127,11 @@ def _copy_call(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offse
 
 
 def duplicate(request: Request) -> KernelCall | None:
-    """Selector of views that need memory of their own, such as graph outputs: one contiguous copy.
+    """Selector of Identity, Reshape, Flatten, Squeeze and Unsqueeze that need memory of their own: one contiguous copy.
 
-    None for several outputs, and for a Reshape whose sizes agree only for some batch sizes: the reference checks those
-    at run time.
+    An example is a view that is a graph output. Elements have 1, 2, 4 or 8 bytes. None for other nodes, if generated
+    code cannot compute a dimension, for several outputs, and for a Reshape whose sizes agree only for some batch sizes:
+    the reference checks those at run time.
     """
     node = request.node
     if not _is_movable(node) or len(node.outputs) > 1 or node.required_input(0).tensor.size != node.output.tensor.size:
@@ -139,7 +140,10 @@ def duplicate(request: Request) -> KernelCall | None:
 
 
 def transpose(request: Request) -> KernelCall | None:
-    """Selector of Transpose; input and output may lie inside other tensors."""
+    """Selector of Transpose of elements of 1, 2, 4 or 8 bytes; input and output may lie inside other tensors.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     if not _is_movable(node):
         return None
@@ -151,7 +155,10 @@ def transpose(request: Request) -> KernelCall | None:
 
 
 def blocks(request: Request) -> KernelCall | None:
-    """Selector of DepthToSpace and SpaceToDepth of rank 4: a transpose of the shape with the block's axes split off."""
+    """Selector of DepthToSpace and SpaceToDepth of rank 4: a transpose of the shape with the block's axes split off.
+
+    Elements have 1, 2, 4 or 8 bytes. None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     if not _is_movable(node) or len(node.required_input(0).shape) != 4:
         return None
@@ -192,7 +199,10 @@ def _inverse(
 
 
 def expand(request: Request) -> KernelCall | None:
-    """Selector of Expand whose shape is not an input."""
+    """Selector of Expand of elements of 1, 2, 4 or 8 bytes, if its shape is not an input.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     if not _is_movable(node) or len(node.inputs) != 1:
         return None
@@ -201,7 +211,10 @@ def expand(request: Request) -> KernelCall | None:
 
 
 def tile(request: Request) -> KernelCall | None:
-    """Selector of Tile whose repeats are known."""
+    """Selector of Tile of elements of 1, 2, 4 or 8 bytes, if its repeats are known.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     repeats = integers(node, "repeats")
     if not _is_movable(node) or repeats is None:
@@ -214,9 +227,10 @@ def tile(request: Request) -> KernelCall | None:
 
 
 def slice_(request: Request) -> KernelCall | None:
-    """Selector of Slice whose starts and steps are attributes; input and output may lie inside other tensors.
+    """Selector of Slice of elements of 1, 2, 4 or 8 bytes, if starts and steps are attributes.
 
-    None if the first element's place depends on clamping that code cannot compute.
+    Input and output may lie inside other tensors. None for other nodes, if generated code cannot compute a dimension,
+    and if the first element's place depends on clamping that code cannot compute.
     """
     node = request.node
     walk = slice_strides(node, request.strides_of(node.required_input(0))) if _is_movable(node) else None
@@ -269,9 +283,10 @@ def _first_place(start: Dim, step: int, extent: Dim) -> Dim | None:
 
 
 def concat(request: Request) -> KernelCall | None:
-    """Selector of Concat: one piece per input that does not lie at its place in the output already.
+    """Selector of Concat of elements of 1, 2, 4 or 8 bytes.
 
-    None if an input is absent.
+    There is one piece per input that does not lie at its place in the output already. None for other nodes, if an input
+    is absent, and if generated code cannot compute a dimension.
     """
     node = request.node
     if not _is_movable(node) or any(value is None for value in node.inputs):
@@ -292,7 +307,10 @@ def concat(request: Request) -> KernelCall | None:
 
 
 def split(request: Request) -> KernelCall | None:
-    """Selector of Split whose sizes are not an input: one piece per output."""
+    """Selector of Split of elements of 1, 2, 4 or 8 bytes, if its sizes are not an input: one piece per output.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     if not _is_movable(node) or len(node.inputs) != 1:
         return None
@@ -322,10 +340,11 @@ class _Segment:
 
 
 def pad(request: Request) -> KernelCall | None:
-    """Selector of constant, edge, reflect and wrap padding by known widths; a computed value is a further operand.
+    """Selector of Pad by known widths, in the modes constant, edge, reflect and wrap.
 
-    None if padding takes more than one reflection or repetition, or might: `lathe.core.kernels.copy.pad_spec` has a
-    kernel for that.
+    Elements have 1, 2, 4 or 8 bytes; a computed value is a further operand. None for other nodes, if generated code
+    cannot compute a dimension, and if padding takes more than one reflection or repetition, or might:
+    `lathe.core.kernels.copy.pad_spec` has a kernel for that.
     """
     node = request.node
     widths = pad_widths(node)

@@ -39,12 +39,18 @@ class CumulativeSpec(KernelSpec):
 
 
 def running_sums(request: Request) -> KernelCall | None:
-    """Selector of CumSum of numeric types along an axis that is an attribute; not for scalars."""
+    """Selector of CumSum of all integers and floats, along an axis that is an attribute.
+
+    None if the axis is an input, for scalars, and if generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same sums with every candidate tile, the selector's own included."""
+    """Offers of the kernel of `running_sums` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `running_sums` does not cover.
+    """
     return _calls(request)
 
 

@@ -39,7 +39,10 @@ class CumulativeSpec(KernelSpec):
 
 
 def cumulative(request: Request) -> KernelCall | None:
-    """Selector of CumSum and CumProd of float32, float64, int32 and int64, along any axis; not for scalars."""
+    """Selector of CumSum and CumProd of float32, float64, int32 and int64, along any axis, which may be an input.
+
+    None for other types and for scalars, and if generated code cannot compute a dimension.
+    """
     node, axis, y = request.node, integers(request.node, "axis"), request.node.output
     fed = node.input(1)
     if (axis is None) == (fed is None) or not has_plannable_types(node) or y.dtype not in _DTYPES or not y.shape:

@@ -54,15 +54,20 @@ class DepthwiseSpec(KernelSpec):
 
 
 def depthwise(request: Request) -> KernelCall | None:
-    """Selector of depthwise and transposed depthwise convolutions of floats whose spatial sizes are numbers.
+    """Selector of depthwise Conv, FusedConv and ConvTranspose whose spatial sizes are numbers, in any layout.
 
-    The floats are float32, float16 and bfloat16.
+    The types are float32, float16 and bfloat16, with weights of the same type or float32; several groups have one
+    channel each. None for other nodes, if generated code cannot compute a dimension, if the padding is not known or is
+    not zero, and if the epilogue has operators that are not elementwise.
     """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same convolution with every candidate tile, the selector's own included."""
+    """Offers of the convolution of `depthwise` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `depthwise` does not cover.
+    """
     return _calls(request)
 
 

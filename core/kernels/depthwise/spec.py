@@ -55,9 +55,11 @@ class DepthwiseSpec(KernelSpec):
 
 
 def depthwise(request: Request) -> KernelCall | None:
-    """Selector of channels-last depthwise convolutions of one- and two-dimensional images with constant weights.
+    """Selector of channels-last depthwise Conv and FusedConv over one or two axes, with constant weights.
 
-    Image sizes must be numbers. None for bytes if the window has more than `MOST_BYTES` places.
+    The types are float32, bfloat16 or float16 x float32, and uint8 x int8. None for other nodes, if an extent of the
+    image, the result or the padding is not a number, if the epilogue has operators that are not elementwise, and for
+    bytes if the window has more than `MOST_BYTES` (512) places.
     """
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not is_covered(node) or not is_depthwise(node, weight, windows):

@@ -113,7 +113,12 @@ class DirectSpec(KernelSpec):
 
 
 def direct(request: Request) -> KernelCall | None:
-    """Selector of the convolutions for which `suits_direct` is true."""
+    """Selector of channels-last float32 Conv, FusedConv and PooledConv from at most 4 channels to at most 8.
+
+    The convolution is 2-D and has constant weights, no groups, a kernel of 2 to 11 columns and a horizontal stride of
+    1. None for other nodes, if an extent of the image or the padding is not a number, and if the epilogue is long
+    (except in PooledConv) or has extra inputs that differ by pixel: see `suits_direct`.
+    """
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not suits_direct(node, weight):
         return None

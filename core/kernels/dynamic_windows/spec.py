@@ -82,10 +82,11 @@ class DynamicWindowsSpec(KernelSpec):
 
 
 def dynamic_pool(request: Request) -> KernelCall | None:
-    """Selector of float32 pools without indices over images with dynamic extents.
+    """Selector of MaxPool without indices and AveragePool of float32 images with dynamic extents.
 
-    Also of channels-first images of known size, if vectors can hold adjacent results. In other layouts the channels
-    must be a number.
+    It also takes channels-first images of known size, if vectors can hold adjacent results. In other layouts the number
+    of channels must be a number. None for other nodes, if generated code cannot compute a dimension, and for dynamic
+    extents with `auto_pad` SAME_UPPER or SAME_LOWER.
     """
     node = request.node
     x, y, kernel = node.inputs[0], node.outputs[0], integers(node, "kernel_shape")
@@ -122,9 +123,10 @@ def dynamic_windows_of(
 
 
 def dynamic_depthwise(request: Request) -> KernelCall | None:
-    """Selector of channels-last float32 depthwise convolutions with constant weights over images with dynamic extents.
+    """Selector of channels-last float32 depthwise Conv and FusedConv with constant weights, one result per channel.
 
-    Each channel has one result channel. None unless the padding is known.
+    At least one spatial extent of the image or the result is dynamic. None for other nodes, if generated code cannot
+    compute a dimension, if the padding is not known, and if the epilogue has operators that are not elementwise.
     """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or not _is_depthwise(node):

@@ -39,13 +39,20 @@ def _tile_text(tiling: Tiling) -> str:
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise nodes whose shapes generated code can compute, and whose body fits a GPU kernel."""
+    """Selector of elementwise operators and of FusedElementwise, in integers, bool and floats of 16 to 64 bits.
+
+    float16 and bfloat16 are computed in float32. None for other types, if a body has operators that are not
+    elementwise, and if generated code cannot compute a dimension.
+    """
     found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
     return next(iter(tiled(found)), None) if found is not None else None
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same elementwise kernel with every candidate tiling, the selector's own included."""
+    """Offers of the kernel of `elementwise` with every candidate tiling, the selector's own included.
+
+    No offers for nodes that `elementwise` does not cover.
+    """
     found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
     return tiled(found) if found is not None else ()
 

@@ -56,9 +56,10 @@ OPS = _names()
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise nodes whose shapes generated code can compute, and whose body `Arithmetic` can compute.
+    """Selector of elementwise operators and of FusedElementwise, in integers, bool and floats of 16 to 64 bits.
 
-    Bodies compute in types other than float16 and bfloat16, which may only be converted.
+    Bodies compute in integers, bool, float32 and float64; float16 and bfloat16 may only be converted. None for other
+    nodes, and if generated code cannot compute a dimension.
     """
     return call_of(request, _is_covered)
 

@@ -63,7 +63,11 @@ class ExpertsSpec(KernelSpec):
 
 
 def experts(request: Request) -> KernelCall | None:
-    """Selector of ExpertProduct of float32, for weights of known extents."""
+    """Selector of ExpertProduct of float32 by weights of known extents, none of them 0, for at most 65,536 experts.
+
+    The columns of X must have a stride that is a number, those of Y must be contiguous. None for other nodes, and if
+    generated code cannot compute a dimension.
+    """
     node = request.node
     x, expert, weights = (node.required_input(index) for index in range(3))
     if not has_plannable_types(node) or x.dtype is not F32 or not 0 < _known(weights.shape[0]) <= _MOST_EXPERTS:

@@ -82,16 +82,22 @@ class GemmSpec(KernelSpec):
 
 
 def gemm(request: Request) -> KernelCall | None:
-    """Selector of products of float32, float16, bfloat16, or uint8 by a constant int8 matrix.
+    """Selector of MatMul and FusedMatMul of float32, float16, bfloat16, or uint8 by a constant int8 matrix.
 
-    Narrow floats may be multiplied by float32, which is rounded to their type.
+    A and B have rank 2 or more (int8: B of rank 2) and any dimensions that code can compute. Narrow floats may be
+    multiplied by float32, which is rounded to their type. None for other types, if generated code cannot compute a
+    dimension, and if the epilogue has operators that are not elementwise.
     """
     kernels = _kernels(request)
     return kernels.preferred() if kernels is not None else None
 
 
 def other_kernels(request: Request) -> Iterator[KernelCall]:
-    """Offers of other kernels: cuBLASLt first, since it needs no compilation, then other tiles and precisions."""
+    """Offers of other kernels for the products of `gemm`: cuBLASLt first, since it needs no compilation.
+
+    Then come other tiles and precisions. cuBLASLt is left out where it does not cover the product. No offers for other
+    nodes.
+    """
     kernels = _kernels(request)
     if kernels is None:
         return

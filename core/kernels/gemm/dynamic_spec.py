@@ -28,10 +28,11 @@ class DynamicGemmSpec(KernelSpec):
 
 
 def dynamic_gemm(request: Request) -> KernelCall | None:
-    """Selector of products that no other kernel covers: `varying_gemm`, `wide_gemm`, or both.
+    """Selector of MatMul and FusedMatMul that no other kernel covers, such as those with a dynamic number of rows.
 
-    Both are combined if each covers the product and the number of rows is dynamic; if that is a number, `varying_gemm`
-    is preferred. None if neither covers it.
+    It returns the call of `varying_gemm` (float32, at most 32 rows or a dynamic number) or of `wide_gemm` (types of 32
+    or 64 bits, and uint8 x int8), or a combination of both: if each covers the product, and the number of rows is
+    dynamic. If that is a number, `varying_gemm` is preferred. None if neither covers the product.
     """
     few, many = varying_gemm(request), wide_gemm(request)
     if few is None or many is None:

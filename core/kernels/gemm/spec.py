@@ -137,10 +137,12 @@ class GemmSpec(KernelSpec):
 
 
 def gemm(request: Request) -> KernelCall | None:
-    """Selector of products whose depth and width are numbers.
+    """Selector of MatMul and FusedMatMul whose depth and width (columns) are numbers; A and B have rank 2 or more.
 
-    The types of A x B are float32, bfloat16 or float16 x float32, or uint8 x int8; bytes need a constant B. None also
-    for dimensions or strides that code cannot compute.
+    The types of A x B are float32, bfloat16 or float16 x float32, or uint8 x int8; bytes need a constant B. None for
+    other nodes, if generated code cannot compute a dimension, if a stride along the depth or the columns is not a
+    number, if the epilogue has operators that are not elementwise, and if an A of a narrower type than float32 is not
+    contiguous along the depth, or does not fill words along it (2 elements of bfloat16, 4 bytes).
     """
     node = request.node
     element = _element(request)

@@ -47,9 +47,11 @@ class VaryingGemmSpec(KernelSpec):
 
 
 def varying_gemm(request: Request) -> KernelCall | None:
-    """Selector of float32 products with at most 32 rows, or a dynamic number of rows.
+    """Selector of MatMul and FusedMatMul of float32 with at most 32 rows, or a dynamic number of rows.
 
-    B must be contiguous along columns, or A and B along the depth. `dynamic_gemm` combines it with `wide_gemm`.
+    A and B have rank 2 or more. B must be contiguous along columns, or A and B along the depth. None for other nodes,
+    if generated code cannot compute a dimension, and if the epilogue has operators that are not elementwise.
+    `dynamic_gemm` combines it with `wide_gemm`.
     """
     node = request.node
     if not has_plannable_types(node) or any(len(value.shape) < 2 for value in node.inputs[:2] if value is not None):

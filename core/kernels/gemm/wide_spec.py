@@ -68,9 +68,11 @@ class WideGemmSpec(KernelSpec):
 
 
 def wide_gemm(request: Request) -> KernelCall | None:
-    """Selector of all other products: types of 32 or 64 bits, or uint8 x int8, and any sizes that code can compute.
+    """Selector of MatMul and FusedMatMul of any sizes that code can compute; A and B have rank 2 or more.
 
-    None for narrow floats and for epilogues with operators that are not elementwise.
+    The types are float32, float64, int32, int64, uint32 and uint64, the same for A and B, or uint8 x int8. None for
+    other types, such as narrow floats, if generated code cannot compute a dimension or a stride, and if the epilogue
+    has operators that are not elementwise.
     """
     node, types = request.node, _types(request)
     epilogue = node.attrs.get("epilogue")

@@ -44,12 +44,18 @@ class GatherSpec(KernelSpec):
 
 
 def gather(request: Request) -> KernelCall | None:
-    """Selector of the nodes that the CPU's `gather` covers."""
+    """Selector of Gather of elements of 1, 2, 4 or 8 bytes by int32 or int64 indices, along any axis.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same Gather with every candidate number of results per program, the selector's own included."""
+    """Offers of the kernel of `gather` with every candidate number of results per program, the selector's own included.
+
+    No offers for nodes that `gather` does not cover.
+    """
     return _calls(request)
 
 

@@ -36,9 +36,10 @@ class GatherElementsSpec(KernelSpec):
 
 
 def gather_elements(request: Request) -> KernelCall | None:
-    """Selector of GatherElements of fixed-size elements by int32 or int64 indices.
+    """Selector of GatherElements of elements of 1, 2, 4 or 8 bytes by int32 or int64 indices, along any axis.
 
-    None if the indices might have a larger extent than x along another axis.
+    None for other nodes, for scalars, if generated code cannot compute a dimension, and if the indices might have a
+    larger extent than x along another axis.
     """
     node = request.node
     x, indices = node.inputs[0], node.inputs[1]

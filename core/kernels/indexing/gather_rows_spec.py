@@ -38,7 +38,11 @@ class GatherRowsSpec(KernelSpec):
 
 
 def gather_rows(request: Request) -> KernelCall | None:
-    """Selector of GatherND of fixed-size elements, by one to eight int32 or int64 coordinates."""
+    """Selector of GatherND of elements of 1, 2, 4 or 8 bytes, by one to eight int32 or int64 coordinates.
+
+    None for other nodes, if generated code cannot compute a dimension, and if x and the indices have different extents
+    along the batch axes.
+    """
     node = request.node
     x, indices = node.inputs[0], node.inputs[1]
     if x is None or indices is None or not has_plannable_types(node) or not is_fixed_size(x.dtype):

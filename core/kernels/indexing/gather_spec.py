@@ -35,7 +35,10 @@ class GatherSpec(KernelSpec):
 
 
 def gather(request: Request) -> KernelCall | None:
-    """Selector of Gather of fixed-size elements by int32 or int64 indices."""
+    """Selector of Gather of elements of 1, 2, 4 or 8 bytes by int32 or int64 indices, along any axis.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     x, indices = node.inputs[0], node.inputs[1]
     if x is None or indices is None or not has_plannable_types(node):

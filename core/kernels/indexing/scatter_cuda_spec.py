@@ -48,17 +48,27 @@ class ScatterElementsSpec(on_cpu.ScatterElementsSpec):
 
 
 def scatter_rows(request: Request) -> KernelCall | None:
-    """Selector of the ScatterND nodes that the CPU's `scatter_rows` covers."""
+    """Selector of ScatterND of float32, float64, int32 and int64, by a known number of int32 or int64 coordinates.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     return next(_rows(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same ScatterND with every candidate tile, the selector's own included."""
+    """Offers of the kernel of `scatter_rows` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `scatter_rows` does not cover.
+    """
     return _rows(request)
 
 
 def scatter_elements(request: Request) -> KernelCall | None:
-    """Selector of the ScatterElements nodes that the CPU's `scatter_elements` covers."""
+    """Selector of ScatterElements of float32, float64, int32 and int64 by int32 or int64 indices.
+
+    None for other nodes, if generated code cannot compute a dimension, and if the indices differ from x in an extent
+    along an axis other than the operator's.
+    """
     call = on_cpu.scatter_elements(request)
     if call is None or not isinstance(call.spec, on_cpu.ScatterElementsSpec):
         return None

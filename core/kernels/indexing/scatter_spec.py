@@ -67,7 +67,10 @@ class ScatterElementsSpec(KernelSpec):
 
 
 def scatter_rows(request: Request) -> KernelCall | None:
-    """Selector of ScatterND of float32, float64, int32 and int64, by a known number of coordinates."""
+    """Selector of ScatterND of float32, float64, int32 and int64, by a known number of int32 or int64 coordinates.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     x, indices, updates = node.inputs
     if x is None or indices is None or updates is None or not _has_types(node):
@@ -82,9 +85,10 @@ def scatter_rows(request: Request) -> KernelCall | None:
 
 
 def scatter_elements(request: Request) -> KernelCall | None:
-    """Selector of ScatterElements of float32, float64, int32 and int64.
+    """Selector of ScatterElements of float32, float64, int32 and int64 by int32 or int64 indices.
 
-    None unless the indices have the extents of x along all axes but the operator's.
+    None for other nodes, if generated code cannot compute a dimension, and if the indices differ from x in an extent
+    along an axis other than the operator's.
     """
     node = request.node
     x, indices, updates = node.inputs

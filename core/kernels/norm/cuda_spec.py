@@ -41,20 +41,28 @@ class NormSpec(KernelSpec):
 
 
 def norm(request: Request) -> KernelCall | None:
-    """Selector of layer, RMS, group and instance normalisation of float32, float16 and bfloat16.
+    """Selector of LayerNormalization, RMSNormalization, GroupNormalization and InstanceNormalization.
 
-    None as in the CPU's `layer_call_of` and `group_call_of`.
+    x and y share one of the types float32, float16 and bfloat16, scale and bias share one; other outputs are float32.
+    None for other nodes, if generated code cannot compute a dimension, if the length of a row (layer, RMS) or the
+    number of channels (group, instance) is not a number, and if scale or bias has another number of elements.
     """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same normalisation with every candidate tile, the selector's own included."""
+    """Offers of the normalisation of `norm` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `norm` does not cover.
+    """
     return _calls(request)
 
 
 def batch_norm(request: Request) -> KernelCall | None:
-    """Selector of the nodes that the CPU's `batch_norm` covers, as an elementwise kernel."""
+    """Selector of float32 BatchNormalization with given mean and variance, as an elementwise kernel.
+
+    None for other types, in `training_mode`, for several outputs, and if generated code cannot compute a dimension.
+    """
     call = on_cpu.batch_norm(request)
     return next(iter(tiled(call)), None) if call is not None else None
 

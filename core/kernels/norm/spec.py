@@ -66,9 +66,10 @@ class GroupNormSpec(KernelSpec):
 
 
 def layer_norm(request: Request) -> KernelCall | None:
-    """Selector of layer and RMS normalisation of float32; x and y may be float16 or bfloat16.
+    """Selector of LayerNormalization and RMSNormalization of float32; x and y may be float16 or bfloat16.
 
-    None as in `layer_call_of`.
+    None for other nodes, if generated code cannot compute a dimension or the length of a row is not a number, if x and
+    y differ in type, and if scale or bias does not have as many elements as a row.
     """
     return layer_call_of(request, lambda node: _is_float32(node, also=NARROW))
 
@@ -101,7 +102,11 @@ def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
 
 
 def group_norm(request: Request) -> KernelCall | None:
-    """Selector of group and instance normalisation of float32. None as in `group_call_of`."""
+    """Selector of GroupNormalization and InstanceNormalization of float32, of rank 2 or more.
+
+    None for other nodes, if generated code cannot compute a dimension or the number of channels is not a number, and if
+    scale or bias does not have one element per channel.
+    """
     return group_call_of(request, _is_float32)
 
 
@@ -126,9 +131,10 @@ def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
 
 
 def batch_norm(request: Request) -> KernelCall | None:
-    """Selector of float32 BatchNormalization with given mean and variance (not training), as an elementwise kernel.
+    """Selector of float32 BatchNormalization with given mean and variance, as an elementwise kernel.
 
-    It computes (x - mean) / sqrt(variance + epsilon) * scale + bias per channel.
+    It computes (x - mean) / sqrt(variance + epsilon) * scale + bias per channel. None for other types, in
+    `training_mode`, for several outputs, and if generated code cannot compute a dimension.
     """
     node = request.node
     if not _is_float32(node) or len(node.outputs) > 1 or attribute(node, "training_mode"):

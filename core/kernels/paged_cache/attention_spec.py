@@ -67,9 +67,10 @@ class CachedAttentionSpec(KernelSpec):
 
 
 def cached_attention(request: Request) -> KernelCall | None:
-    """Selector of CachedAttention for a cache whose extents are numbers, and pages of 4 or more keys.
+    """Selector of CachedAttention for a cache of float32, float16, bfloat16 or int8 whose extents are numbers above 0.
 
-    None if the keys of a page need more than 8 vectors.
+    A page has a number of keys that 4 divides, and that fits 8 vectors; heads and depth of queries are numbers. None
+    for other nodes, and if generated code cannot compute a dimension.
     """
     node = request.node
     q, keys, tables = node.required_input(0), node.required_input(1), node.required_input(5)

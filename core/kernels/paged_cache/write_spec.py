@@ -40,7 +40,10 @@ class CacheWriteSpec(KernelSpec):
 
 
 def cache_write(request: Request) -> KernelCall | None:
-    """Selector of CacheWrite for a cache whose extents are numbers."""
+    """Selector of CacheWrite for a cache of float32, float16, bfloat16 or int8 whose extents are numbers above 0.
+
+    None for other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     pages, rows, _ = (node.required_input(index) for index in range(3))
     known = [extent for extent in pages.shape if isinstance(extent, int) and extent]

@@ -55,7 +55,10 @@ def pool(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same pool with every candidate tile, the selector's own included."""
+    """Offers of the pool of `pool` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `pool` does not cover.
+    """
     return _calls(request)
 
 

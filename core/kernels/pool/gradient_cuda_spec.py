@@ -40,12 +40,19 @@ class PoolGradientSpec(KernelSpec):
 
 
 def pool_gradient(request: Request) -> KernelCall | None:
-    """Selector of MaxPool gradients of float32, float16 and bfloat16 whose spatial sizes are numbers."""
+    """Selector of MaxPoolGradient of float32, float16 and bfloat16 whose spatial sizes are numbers, in any layout.
+
+    X and dY have the same type; batch and channels may have symbols. None for other nodes, and if generated code cannot
+    compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with every candidate tile, the selector's own included."""
+    """Offers of the gradient of `pool_gradient` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `pool_gradient` does not cover.
+    """
     return _calls(request)
 
 

@@ -58,9 +58,9 @@ class PoolSumSpec(KernelSpec):
 
 
 def pool_gradient(request: Request) -> KernelCall | None:
-    """Selector of MaxPool gradients of float32 images, not channels-first.
+    """Selector of MaxPoolGradient of float32 images in layouts other than channels-first.
 
-    The spatial sizes and the number of channels must be numbers.
+    None for other nodes, and if a spatial extent or the number of channels is not a number.
     """
     node = request.node
     x, dy = node.inputs

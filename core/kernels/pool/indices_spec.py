@@ -44,7 +44,9 @@ class PoolIndicesSpec(KernelSpec):
 def pool_indices(request: Request) -> KernelCall | None:
     """Selector of MaxPool with indices, for channels-first images and windows of at most 64 places.
 
-    None for column-major indices (`storage_order`), and for images of too many pixels for int32 indices.
+    The types are float32, float64, int8 and uint8. None for other nodes, if generated code cannot compute a dimension,
+    for column-major indices (`storage_order`), for images of 2^31 or more pixels, and for dynamic extents with
+    `auto_pad` SAME_UPPER or SAME_LOWER.
     """
     node, kernel = request.node, integers(request.node, "kernel_shape")
     x, y = node.inputs[0], node.outputs[0]

@@ -48,10 +48,10 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices whose spatial sizes are numbers.
+    """Selector of MaxPool without indices and of AveragePool, over images and results of known spatial extents.
 
-    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8. None if the pixels of x or y are not
-    evenly spaced in memory.
+    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8. Batch and channels may have symbols.
+    None for other nodes, and if the pixels of x or y are not evenly spaced in memory.
     """
     node = request.node
     x = node.inputs[0]

@@ -50,12 +50,19 @@ class RecurrentSpec(on_cpu.Recurrence):
 
 
 def recurrent(request: Request) -> KernelCall | None:
-    """Selector of the recurrent layers that `recurrence_of` covers."""
+    """Selector of RecurrentSteps (RNN, GRU and LSTM) of float32 with constant weights R.
+
+    None for other nodes, if generated code cannot compute a dimension, and for activations that no kernel computes, or
+    that differ by direction: see the CPU's `recurrence_of`.
+    """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same layer with every candidate tile and precision, the selector's own included."""
+    """Offers of the layer of `recurrent` with every candidate tile and precision, the selector's own included.
+
+    No offers for nodes that `recurrent` does not cover.
+    """
     return _calls(request)
 
 

@@ -140,7 +140,11 @@ def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ..
 
 
 def recurrent(request: Request) -> KernelCall | None:
-    """Selector of the recurrent layers that `recurrence_of` covers."""
+    """Selector of RecurrentSteps (RNN, GRU and LSTM) of float32 with constant weights R.
+
+    None for other nodes, if generated code cannot compute a dimension, and for activations that no kernel computes, or
+    that differ by direction: see `recurrence_of`.
+    """
     facts = recurrence_of(request)
     if facts is None:
         return None

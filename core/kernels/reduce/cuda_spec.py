@@ -55,15 +55,19 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes, global pooling included.
+    """Selector of Reduce operators over known axes, GlobalAveragePool and GlobalMaxPool.
 
-    The types are float64, float32, float16, bfloat16, int64 and int32.
+    The types are float64, float32, float16, bfloat16, int64 and int32. None for other types, if the axes are an input,
+    and if generated code cannot compute a dimension.
     """
     return next(_reductions(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same reduction with every candidate tile, the selector's own included."""
+    """Offers of the reduction of `reduce` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `reduce` does not cover.
+    """
     return _reductions(request)
 
 
@@ -100,15 +104,18 @@ def _parts(nest: Nest, loops: tuple[int, ...]) -> Nest:
 
 
 def arg_reduce(request: Request) -> KernelCall | None:
-    """Selector of ArgMax and ArgMin of tensors that are no scalars.
+    """Selector of ArgMax and ArgMin of float64, float32, float16, bfloat16, int64 and int32.
 
-    The types are float64, float32, float16, bfloat16, int64 and int32.
+    None for other types and for scalars, and if generated code cannot compute a dimension.
     """
     return next(_arg_reductions(request), None)
 
 
 def other_arg_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same ArgMax or ArgMin with every candidate tile, the selector's own included."""
+    """Offers of the kernel of `arg_reduce` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `arg_reduce` does not cover.
+    """
     return _arg_reductions(request)
 
 

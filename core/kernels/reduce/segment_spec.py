@@ -33,9 +33,10 @@ class SegmentReduceSpec(KernelSpec):
 
 
 def segment_reduce(request: Request) -> KernelCall | None:
-    """Selector of SegmentReduce of float32, int64 and int32 along the outermost axis, with a known number of columns.
+    """Selector of SegmentReduce of float32, int64 and int32 along the outermost axis, or one behind axes of extent 1.
 
-    None for a mean of integers.
+    None for other types, if generated code cannot compute a dimension, if the number of elements behind the axis is not
+    a positive number, and for a mean of integers.
     """
     node = request.node
     x, mode = node.inputs[0], str(node.attrs["mode"])

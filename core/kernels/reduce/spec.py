@@ -86,9 +86,12 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes, global pooling included, for the element types in `KINDS`.
+    """Selector of Reduce operators over known axes, GlobalAveragePool and GlobalMaxPool, for the types in `KINDS`.
 
-    ReduceMean, ReduceMax and global pools also take float16 and bfloat16.
+    These are float32 and float64 for all but the logarithms (float32); int32 and int64 for sums, products, maxima,
+    minima, ReduceL1 and ReduceSumSquare; int8 and uint8 for maxima and minima. ReduceMean, ReduceMax and the pools also
+    take float16 and bfloat16. None for other nodes, if the axes are an input, and if generated code cannot compute a
+    dimension.
     """
     return call_of(request, _is_covered)
 
@@ -117,7 +120,10 @@ def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> Kerne
 
 
 def arg_reduce(request: Request) -> KernelCall | None:
-    """Selector of ArgMax and ArgMin of float32, float64, int32 and int64; not for scalars."""
+    """Selector of ArgMax and ArgMin of float32, float64, int32 and int64.
+
+    None for other types and for scalars, and if generated code cannot compute a dimension.
+    """
     return arg_call_of(request, NUMBERS)
 
 

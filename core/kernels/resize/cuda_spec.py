@@ -46,12 +46,19 @@ class ResizeSpec(KernelSpec):
 
 
 def resize(request: Request) -> KernelCall | None:
-    """Selector of the nodes that the CPU's `resize` covers."""
+    """Selector of Resize along the two spatial axes of float32 images of rank 4 and known size, in all modes.
+
+    None for other nodes, for parameters that only a run knows, and if a result would lie outside the image and get the
+    extrapolation value.
+    """
     return next(_calls(request), None)
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same Resize with every candidate number of results per program, the selector's own included."""
+    """Offers of the Resize of `resize` with every candidate number of results per program, the selector's own included.
+
+    No offers for nodes that `resize` does not cover.
+    """
     return _calls(request)
 
 

@@ -50,9 +50,10 @@ class DynamicResizeSpec(KernelSpec):
 
 
 def dynamic_resize(request: Request) -> KernelCall | None:
-    """Selector of linear and nearest Resize of float32 images, if only the two spatial axes change.
+    """Selector of linear and nearest Resize of float32 images of rank 4, if only the two spatial axes change.
 
-    At least one spatial extent, of the image or of the result, must be dynamic. None for coordinates other than
+    At least one spatial extent, of the image or of the result, must be dynamic; a channels-last image has a known
+    number of channels. None for other nodes, if generated code cannot compute a dimension, for coordinates other than
     `_COORDINATES`, for `antialias` and `exclude_outside`, for parameters that are inputs, and for a kept aspect ratio.
     """
     node = request.node

@@ -55,10 +55,10 @@ class ResizeSpec(KernelSpec):
 
 
 def resize(request: Request) -> KernelCall | None:
-    """Selector of Resize along the two spatial axes of float32 images of known size.
+    """Selector of Resize along the two spatial axes of float32 images of rank 4 and known size, in all modes.
 
-    In channels-first images, each channel is an image of its own. None for parameters that only a run knows, and if a
-    result would lie outside the image and get the extrapolation value.
+    In channels-first images, each channel is an image of its own. None for other nodes, for parameters that only a run
+    knows, and if a result would lie outside the image and get the extrapolation value.
     """
     node = request.node
     x = node.inputs[0]

@@ -40,7 +40,11 @@ class GridSampleSpec(KernelSpec):
 
 
 def grid_sample(request: Request) -> KernelCall | None:
-    """Selector of GridSample of float32 with at most 16 pixels (taps of all axes) per sample."""
+    """Selector of GridSample of float32 images and grids, with at most 16 pixels (taps of all axes) per sample.
+
+    So it takes images of one or two axes in all modes, and of more axes in the modes that read few pixels. None for
+    other nodes, and if generated code cannot compute a dimension.
+    """
     node = request.node
     x, grid = node.inputs[:2]
     if x is None or grid is None or not has_plannable_types(node):

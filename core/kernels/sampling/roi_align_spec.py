@@ -40,7 +40,10 @@ class RoiAlignSpec(KernelSpec):
 
 
 def roi_align(request: Request) -> KernelCall | None:
-    """Selector of RoiAlign of float32 images, with image indices of int32 or int64."""
+    """Selector of RoiAlign of float32 images, with image indices of int32 or int64.
+
+    None for other types, and if generated code cannot compute a dimension.
+    """
     node = request.node
     x, regions, images = node.inputs
     if x is None or regions is None or images is None or not has_plannable_types(node):

@@ -33,12 +33,18 @@ class SoftmaxSpec(KernelSpec):
 
 
 def softmax(request: Request) -> KernelCall | None:
-    """Selector of softmax of float32, float16 and bfloat16 along any axis."""
+    """Selector of Softmax, GuardedSoftmax and LogSoftmax of float32, float16 and bfloat16, along any axis.
+
+    None for other types, and if generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same softmax with every candidate tile, the selector's own included."""
+    """Offers of the kernel of `softmax` with every candidate tile, the selector's own included.
+
+    No offers for nodes that `softmax` does not cover.
+    """
     return _calls(request)
 
 

@@ -38,7 +38,10 @@ class SoftmaxSpec(KernelSpec):
 
 
 def softmax(request: Request) -> KernelCall | None:
-    """Selector of softmax of float32 and float64 along any axis."""
+    """Selector of Softmax, GuardedSoftmax and LogSoftmax of float32 and float64, along any axis.
+
+    None for other types, and if generated code cannot compute a dimension.
+    """
     return call_of(request, {DType.FLOAT32, DType.FLOAT64})
 
 

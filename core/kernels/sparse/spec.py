@@ -86,12 +86,20 @@ class SparseSpec(KernelSpec):
 
 
 def sparse(request: Request) -> KernelCall | None:
-    """Selector of products by weights with at least 70 % zeros, with few rows 88 %."""
+    """Selector of products by a constant float32 matrix with many zeros: at least 70 %, with few rows 88 %.
+
+    These are MatMul, FusedMatMul and 1x1 Conv and FusedConv of float32, by at least 4,096 weights. Few rows are fewer
+    than 32 in one sample. None for other nodes, on CPUs whose vectors have fewer than 8 float32 numbers, and for a
+    request with `sparse` False or a `rank` above 0.
+    """
     return _call(request, _CHOSEN) if request.sparse and request.rank == 0 else None
 
 
 def with_zeros(request: Request) -> Iterator[KernelCall]:
-    """Offers for weights with at least 50 % zeros, with few rows 75 %: the product with all weights, and this one."""
+    """Offers for the products of `sparse`, if at least 50 % of the weights are zeros, with few rows 75 %.
+
+    They are the kernel with all weights, if there is one, and the sparse kernel. No offers otherwise.
+    """
     if request.sparse and request.rank == 0 and (call := _call(request, _OFFERED)) is not None:
         dense = request.select_with(sparse=False)
         if dense is not None:

@@ -125,9 +125,15 @@ class StrassenSpec(KernelSpec):
 
 
 def strassen(request: Request) -> KernelCall | None:
-    """Selector of float32 products with large constant weights, including 1x1 convolutions.
+    """Selector of MatMul, FusedMatMul and 1x1 convolutions of float32 by a large constant matrix: Strassen's algorithm.
 
-    With a `request.rank` r above 0 it returns the kernel of rank r - 1 that computes the product by its definition.
+    The matrix has a depth of at least 384, a multiple of two vectors, and at least 256 columns; a sample has at least
+    64 rows. None for other nodes, if neither the first axis alone is the batch nor all sizes are numbers, if the rows
+    or columns do not fit a register tile, on CPUs whose vectors have fewer than 8 float32 numbers, and if the request
+    demands the definition (`winograd` False).
+
+    With a `request.rank` r above 0 it returns, for the same products, the kernel of rank r - 1 that computes them by
+    their definition.
     """
     weight = request.constant(1)
     if not request.winograd or weight is None or weight.size < _LEAST_DEPTH * _LEAST_COLUMNS:

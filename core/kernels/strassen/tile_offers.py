@@ -11,7 +11,10 @@ _RANKS = 6
 
 
 def other_tiles(request: Request) -> Iterator[KernelCall]:
-    """Offers of the node's kernel with the next tiles of `panels.ranked_tiles`, then of `unlikely_candidates`."""
+    """Offers of the node's kernel with the next tiles of `panels.ranked_tiles`, then of `unlikely_candidates`.
+
+    A rank for which no kernel runs the node gives no offer.
+    """
     for rank in range(1, _RANKS):
         call = request.select_with(rank=rank)
         if call is not None:

@@ -98,10 +98,10 @@ class SvmSpec(KernelSpec):
 
 
 def svm(request: Request) -> KernelCall | None:
-    """Selector of support vector machines over rows of float32, with integer labels and untransformed scores.
+    """Selector of SVMRegressor and SVMClassifier over rows of float32, with integer labels and untransformed scores.
 
-    None for classifiers without support vectors, for more than 128 classes, for more than 4 MiB of scratch per thread,
-    and if an output is missing.
+    None for other nodes, if x is not of rank 2 or has other features than the support vectors, for classifiers without
+    support vectors, for more than 128 classes, for more than 4 MiB of scratch per thread, and if an output is missing.
     """
     node, x = request.node, request.node.inputs[0]
     if x is None or x.dtype is not DType.FLOAT32 or x.tensor.rank != 2:

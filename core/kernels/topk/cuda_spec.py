@@ -54,12 +54,18 @@ class TopKSpec(KernelSpec):
 
 
 def top(request: Request) -> KernelCall | None:
-    """Selector of TopK of numeric types, with a length and a positive number of results that are known."""
+    """Selector of TopK of all integers and floats, whose length along the axis and positive `K` are numbers.
+
+    None for other nodes, if `K` is an input, and if generated code cannot compute a dimension.
+    """
     return next(_calls(request), None)
 
 
 def other_kernels(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same TopK with both algorithms and every candidate tile, the selector's own included."""
+    """Offers of the TopK of `top` with both algorithms and every candidate tile, the selector's own included.
+
+    No offers for nodes that `top` does not cover.
+    """
     return _calls(request)
 
 

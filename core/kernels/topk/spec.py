@@ -40,7 +40,11 @@ class TopKSpec(KernelSpec):
 
 
 def topk(request: Request) -> KernelCall | None:
-    """Selector of TopK with a known, positive number of results; not for uint32 and elements of 8 bytes."""
+    """Selector of TopK with a known, positive number of results (`K`), along any axis.
+
+    The types are float32, float16, bfloat16, int32, and integers of 16 and 8 bits. None for other types, if `K` is an
+    input or not a number, and if generated code cannot compute a dimension.
+    """
     node, count = request.node, integers(request.node, "K")
     x = node.inputs[0]
     if x is None or count is None or not has_plannable_types(node) or any(value for value in node.inputs[1:]):

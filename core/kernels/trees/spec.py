@@ -48,10 +48,10 @@ class TreesSpec(KernelSpec):
 
 
 def trees(request: Request) -> KernelCall | None:
-    """Selector of tree ensembles over rows of float32 that add up or average weights in single precision.
+    """Selector of TreeEnsembleRegressor and TreeEnsemble over rows of float32: sums or means in single precision.
 
-    None for several comparisons, for a `post_transform`, for tables that are too large (`_is_covered`), and if the rows
-    have fewer features than the trees read, or an unknown number of them.
+    None for other nodes, for several comparisons, for a `post_transform`, for tables that are too large
+    (`_is_covered`), and if the rows have fewer features than the trees read, or an unknown number of them.
     """
     node, x = request.node, request.node.inputs[0]
     if x is None or x.dtype is not DType.FLOAT32 or x.tensor.rank != 2 or not _is_plain_sum(node):

@@ -101,20 +101,29 @@ class WeightOnlyDotSpec(WeightOnlySpec):
 
 
 def weight_only_dot(request: Request) -> KernelCall | None:
-    """Selector of products that `weight_only` covers, with codes that count up, on CPUs that multiply such bytes.
+    """Selector of the DequantizedMatMul nodes that `weight_only` covers, on CPUs that multiply bytes (AVX2 or later).
 
-    None also if blocks cannot be cut into steps (`_step`). Rows become integers of 16 bits.
+    The numbers of the codes must count up by 1; so do those of int8 codes, which need the instructions of VNNI. None
+    for other nodes, and if blocks cannot be cut into steps (`_step`). Rows of A become integers of 16 bits, whose error
+    is about that of float32 sums.
     """
     return _call(request, _EXACT)
 
 
 def weight_only_coarse(request: Request) -> KernelCall | None:
-    """As `weight_only_dot`, with rows of 8 bits, for nodes that permit them."""
+    """As `weight_only_dot`, with rows of A as integers of 8 bits, also for int8 codes on CPUs without VNNI.
+
+    None for nodes that do not permit such rows (attribute `row_bits` other than 8), and as `weight_only_dot`.
+    """
     return _call(request, 1) if attribute(request.node, "row_bits") == BYTE_BITS else None
 
 
 def finer_rows(request: Request) -> Iterator[KernelCall]:
-    """Offer for nodes that permit rows of 8 bits: the kernels that do not round so coarsely, if they are faster."""
+    """Offers for nodes that permit rows of 8 bits: the kernels of `weight_only_dot` and `weight_only`.
+
+    They do not round so coarsely, and win if they are faster. No offers for other nodes, nor of a kernel that does not
+    cover the node.
+    """
     if attribute(request.node, "row_bits") == BYTE_BITS:
         yield from filter(None, (weight_only_dot(request), weight_only(request)))
 

@@ -100,7 +100,13 @@ class WinogradLinesSpec(KernelSpec):
 
 
 def winograd_lines(request: Request) -> KernelCall | None:
-    """Selector of the convolutions for which `suits_winograd_lines` is true."""
+    """Selector of channels-last float32 7x7 Conv and FusedConv of stride 2, by Winograd's algorithm along one axis.
+
+    Weights are constant. There are fewer than 16 input channels, and whole vectors of output channels, at least two, of
+    at least 8 floats. None for other nodes, with dilation or groups, if an extent is not a number or there are fewer
+    than 6 lines of results, for a long epilogue, and if the request demands the definition (`winograd` False): see
+    `suits_winograd_lines`.
+    """
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not suits_winograd_lines(request, weight, windows):
         return None

@@ -314,7 +314,13 @@ class WinogradSpec(KernelSpec):
 
 
 def winograd(request: Request) -> KernelCall | None:
-    """Selector of the convolutions for which `suits_winograd` is true."""
+    """Selector of channels-last 3x3 Conv and FusedConv of floats with constant weights: Winograd's algorithm.
+
+    The stride is 1, or 2 for float32 and float16. There is no dilation and no group; at least 32 input and 32 output
+    channels fill whole vectors of at least 8 floats, and there are at least 6 results along each axis. None for other
+    nodes, if an extent is not a number, and if the request demands the definition (`winograd` False): see
+    `suits_winograd`.
+    """
     return _call(request)
 
 
@@ -423,14 +429,17 @@ def _products(windows: tuple[Window, Window], form: Form) -> int:
 
 
 def for_slow_memory(request: Request) -> Iterator[KernelCall]:
-    """Offer of the kernel for slow memory, if the weights do not fit the second-level cache."""
+    """Offer of the kernel for slow memory, for convolutions of `winograd` whose weights exceed the second-level cache.
+
+    No offers for other nodes.
+    """
     call = _call(request, slow=True)
     if call is not None and isinstance(call.spec, WinogradSpec) and call.spec.weight_bytes > request.cpu.l2_bytes:
         yield call
 
 
 def without_winograd(request: Request) -> Iterator[KernelCall]:
-    """Offer of the kernel that would run without Winograd's algorithm.
+    """Offer of the kernel that would run without Winograd's algorithm, if there is one.
 
     On machines with slow memory the larger weights may not pay. If that kernel is preferred anyway, `choose.candidates`
     drops the repetition.

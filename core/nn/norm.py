@@ -51,13 +51,13 @@ class _BatchNorm(Module):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Batch normalization of [N, C] or [N, C, L]."""
+    """Batch normalization of each channel of [N, C] or [N, C, L]; inference uses the running statistics."""
 
     ranks = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """Batch normalization of [N, C, H, W]."""
+    """Batch normalization of each channel of [N, C, H, W]; inference uses the running statistics."""
 
     ranks = (4,)
 

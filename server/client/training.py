@@ -103,7 +103,7 @@ class TrainingOperations:
 
     @operation
     def jobs(self, *, state: str | None = None) -> Call[list[JobSummary]]:
-        """List the newest 1000 jobs, newest first: those of the caller, or of all callers for administrators.
+        """List the newest 1000 jobs, the last submitted first: your own, or those of all owners for administrators.
 
         `state`: only jobs in this state, such as "running"; of these the newest 1000.
         """

@@ -32,7 +32,7 @@ from lathe.core.ops.opdef.type_rules import mean_over
 
 
 class Pool(OpDef):
-    """Family base: pooling of one input X (N, C, D1..) by a window that slides over the spatial axes."""
+    """The base of MaxPool, AveragePool and LpPool: one input X (N, C, D1..), a window slides over its spatial axes."""
 
     inputs = "X"
     outputs = "Y"

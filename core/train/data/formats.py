@@ -46,6 +46,9 @@ def open_dataset(
 ) -> Dataset:
     """Open a file or folder. Without `format` the format is detected from the content.
 
+    A missing number is NaN in a column of floating-point numbers (of CSV also one of whole numbers), a missing text
+    None. In Parquet a missing integer or boolean is a DataError when its column is first read, a missing list at once.
+
     `name` is the name of the dataset in messages, by default that of the file. Image files are resized to `image_size`
     (height, width). `memory` bounds the bytes of columns in memory; values are mostly read later, by `take`, and a
     bound that is exceeded is a DataError there. DataError if the data cannot be read; the message names the file and,

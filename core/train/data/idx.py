@@ -39,7 +39,9 @@ def is_idx(members: Members) -> bool:
 
 
 def open_idx(location: Location, members: Members) -> Dataset:
-    """A dataset whose columns and parts are given by the names of the files.
+    """A dataset whose columns and parts are given by the names of the files, such as `train-images-idx3-ubyte`.
+
+    Each name needs the word of a part just before the column. If only one part occurs, the dataset has no parts.
 
     DataError for other names or parts, for two files of the same column and part, parts with different columns, or a
     damaged header. Damage after a header may show only when values are read.

@@ -33,7 +33,8 @@ def open_images(location: Location, members: Members) -> Dataset:
 
     The classes are the names of the folders, in order. The size is `image_size`, by default that of the first image,
     which all others must have. If the first image is grayscale, all become grayscale, otherwise all become RGB. An
-    EXIF orientation is applied, a damaged one is ignored. DataError without images, for folders that do not fit (see
+    EXIF orientation is applied, a damaged one is ignored. If the folders name only one part, the dataset has no parts,
+    and that folder is no class all the same. DataError without images, for folders that do not fit (see
     `_image_files`), or for a first image that cannot be read; the others are decoded by `take`.
     """
     if not is_images(members):

@@ -27,8 +27,9 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 def open_npz(location: Location) -> Dataset:
     """A dataset whose columns are the arrays. `x_train` and `x_test` are the parts `train` and `test` of column `x`.
 
-    DataError for files that are no arrays, arrays of rank 0, pickles, damage, two arrays of the same column and part,
-    parts with different columns, or if only some names name a part.
+    If only one part occurs, the dataset has no parts, but its columns are named without the suffix all the same. NaN
+    values stay. DataError for files that are no arrays, arrays of rank 0, pickles, damage, two arrays of the same
+    column and part, parts with different columns, or if only some names name a part.
     """
     with zipfile.ZipFile(location.path) as archive:
         members = [_member(location, archive, info) for info in archive.infolist()]

@@ -60,8 +60,9 @@ def format_of(members: Members) -> str | None:
 def open_tables(location: Location, read: Reader) -> Dataset:
     """One dataset of the tables in a file, folder or archive, each read by `read`.
 
-    Files of the same part are concatenated in the order of their names; files with other suffixes are ignored.
-    DataError without tables, if columns differ, or if only some files name a part.
+    Files of the same part are concatenated in the order of their names; files with other suffixes are ignored. If only
+    one part occurs, the dataset has no parts. DataError without tables, if columns differ, or if only some files name a
+    part.
     """
     if location.path.is_file() and not zipfile.is_zipfile(location.path):
         return read(TableFile(location, lambda: location.path.open("rb"), alone=True))

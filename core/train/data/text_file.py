@@ -104,7 +104,7 @@ def is_json_lines(head: bytes) -> bool:
 def open_text(location: Location) -> Dataset:
     """Documents of text, UTF-8: each file of a folder or zip, or the paragraphs of a single file (between blank lines).
 
-    DataError for a document that is no UTF-8 or has more than 64 MiB.
+    DataError for a document that is no UTF-8 or has more than 64 MiB; it names the file or, in a single file, the line.
     """
     members = _members(location)
     documents = []

@@ -62,7 +62,7 @@ class Compression(Section):
 
 
 def from_json(text: bytes | str) -> Compression:
-    """The recipe from JSON. RecipeError names every invalid field."""
+    """The recipe from JSON. RecipeError for text that is no JSON; otherwise it names every invalid field."""
     return parse_section(Compression, text)
 
 

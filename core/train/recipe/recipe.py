@@ -409,7 +409,7 @@ def from_values(values: Mapping[str, Any]) -> Recipe:
 
 
 def from_json(text: bytes | str) -> Recipe:
-    """A recipe from JSON. RecipeError names every invalid field."""
+    """A recipe from JSON. RecipeError for text that is no JSON; otherwise it names every invalid field."""
     return parse_section(Recipe, text)
 
 

@@ -161,7 +161,7 @@ class Sweep(Section):
 
 
 def from_json(text: bytes | str) -> Sweep:
-    """A sweep from JSON. RecipeError names every invalid field."""
+    """A sweep from JSON. RecipeError for text that is no JSON; otherwise it names every invalid field."""
     return recipe.parse_section(Sweep, text)
 
 

@@ -53,7 +53,7 @@ class EvaluationRequest(Section):
 
 
 def from_json(text: bytes | str) -> EvaluationRequest:
-    """The configuration from JSON. RecipeError names every invalid field."""
+    """The configuration from JSON. RecipeError for text that is no JSON; otherwise it names every invalid field."""
     return parse_section(EvaluationRequest, text)
 
 

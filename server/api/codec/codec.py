@@ -330,7 +330,7 @@ class Codec:
     # answers
 
     def cost(self, head: ParsedRequest, outputs: Tensors) -> int:
-        """The estimated cost of writing an answer, in the unit of reading one byte."""
+        """The estimated cost of writing an answer; the unit is the cost of reading one byte of a request."""
         total, specs = 0, self.signature.outputs
         for wanted in head.outputs:
             array = outputs.get(wanted.name)

@@ -198,7 +198,10 @@ class ModelOperations:
 
     @operation
     def delete(self, model: str, version: int, *, key: str | None = None) -> Call[AuditEntry]:
-        """Delete a version; the server refuses while an alias, a canary or a pipeline names it."""
+        """Delete a version; the server refuses while an alias, a canary or a pipeline names it.
+
+        `key` is an idempotency key: a second call with the same key makes no second change.
+        """
         return Call(
             "DELETE", path(_MODELS, model, "versions", version), parse_one(AuditEntry), headers=idempotency_header(key)
         )
@@ -212,7 +215,8 @@ class ModelOperations:
         """Make a version live; returns once it answers the requests.
 
         The server refuses if its inputs or outputs differ from those of the live version, unless
-        `allow_signature_change` is true. `key` is an idempotency key, as in `upload`.
+        `allow_signature_change` is true. `key` is an idempotency key: a second call with the same key makes no second
+        change.
         """
         return _move(model, LIVE_ALIAS, version, allow_signature_change, key)
 
@@ -223,7 +227,8 @@ class ModelOperations:
         """Point an alias to a version; returns once that version answers the alias' requests.
 
         The server refuses if its inputs or outputs differ from those of the alias' present version, unless
-        `allow_signature_change` is true. `key` is an idempotency key, as in `upload`.
+        `allow_signature_change` is true. `key` is an idempotency key: a second call with the same key makes no second
+        change.
         """
         return _move(model, alias, version, allow_signature_change, key)
 
@@ -231,7 +236,10 @@ class ModelOperations:
     def rollback(
         self, model: str, *, alias: str = LIVE_ALIAS, to: int | None = None, key: str | None = None
     ) -> Call[AliasState]:
-        """Move an alias back to its previous version, or to the version `to`; returns once that version answers."""
+        """Move an alias back to its previous version, or to the version `to`; returns once that version answers.
+
+        `key` is an idempotency key: a second call with the same key makes no second change.
+        """
         return _change("POST", path(_MODELS, model, "rollback"), parse_one(AliasState), key, {"alias": alias, "to": to})
 
     # canaries
@@ -243,7 +251,8 @@ class ModelOperations:
         `options`: `weight` is the share of the requests, default 0.1. `shadow` is the share of the live version's
         requests whose answers are compared, default 0: none; with it `rtol`, `atol` and `tolerated` (share of the
         answers that may differ). `promote=False` keeps a candidate that passed from going live. `steps`, a list of
-        `{"weight": 0.01, "seconds": 600}`, replace `weight`. `start_at` is a time in RFC 3339.
+        `{"weight": 0.01, "seconds": 600}`, replace `weight`. `start_at` is a time in RFC 3339. `key` is an idempotency
+        key: a second call with the same key makes no second change.
         """
         return _change(
             "POST", path(_MODELS, model, "canary"), parse_one(CanaryState), key, {"version": version, **options}
@@ -256,7 +265,10 @@ class ModelOperations:
 
     @operation
     def cancel_canary(self, model: str, *, key: str | None = None) -> Call[AuditEntry]:
-        """Cancel the current canary."""
+        """Cancel the current canary; its version stays.
+
+        `key` is an idempotency key: a second call with the same key makes no second change.
+        """
         return Call("DELETE", path(_MODELS, model, "canary"), parse_one(AuditEntry), headers=idempotency_header(key))
 
 

@@ -39,9 +39,9 @@ class CumulativeSpec(KernelSpec):
 
 
 def running_sums(request: Request) -> KernelCall | None:
-    """Selector of CumSum of all integers and floats, along an axis that is an attribute.
+    """Selector of CumSum of integers of 8 to 64 bits and floats of 16 to 64 bits, along an axis that is an attribute.
 
-    None if the axis is an input, for scalars, and if generated code cannot compute a dimension.
+    None for other nodes, if the axis is an input, for scalars, and if generated code cannot compute a dimension.
     """
     return next(_calls(request), None)
 

@@ -39,7 +39,7 @@ def _tile_text(tiling: Tiling) -> str:
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise operators and of FusedElementwise, in integers, bool and floats of 16 to 64 bits.
+    """Selector of elementwise operators and FusedElementwise, in bool, integers of 8 to 64 and floats of 16 to 64 bits.
 
     float16 and bfloat16 are computed in float32. None for other types, if a body has operators that are not
     elementwise, and if generated code cannot compute a dimension.

@@ -56,9 +56,9 @@ OPS = _names()
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise operators and of FusedElementwise, in integers, bool and floats of 16 to 64 bits.
+    """Selector of elementwise operators and FusedElementwise, in bool, integers of 8 to 64 and floats of 16 to 64 bits.
 
-    Bodies compute in integers, bool, float32 and float64; float16 and bfloat16 may only be converted. None for other
+    Bodies compute in bool, integers, float32 and float64; float16 and bfloat16 may only be converted. None for other
     nodes, and if generated code cannot compute a dimension.
     """
     return call_of(request, _is_covered)

@@ -54,9 +54,10 @@ class TopKSpec(KernelSpec):
 
 
 def top(request: Request) -> KernelCall | None:
-    """Selector of TopK of all integers and floats, whose length along the axis and positive `K` are numbers.
+    """Selector of TopK of integers of 8 to 64 bits and floats of 16 to 64 bits, whose length and `K` are numbers.
 
-    None for other nodes, if `K` is an input, and if generated code cannot compute a dimension.
+    The length is that of the axis; `K` is above 0. None for other nodes, if `K` is an input, and if generated code
+    cannot compute a dimension.
     """
     return next(_calls(request), None)
 

@@ -75,11 +75,14 @@ class Loader:
     async def ensure(self, model: LiveModel, version: int) -> Servable:
         """Load a version if it is not in memory, and return it; raises NotFound, or the ServerError of loading.
 
-        Concurrent calls load it once. Loading continues if the caller is cancelled.
+        Raises Unavailable if a call has unloaded the model, even after the caller has looked. Concurrent calls load the
+        version once. Loading continues if the caller is cancelled.
         """
         if (servable := model.loaded.get(version)) is not None:
             return servable
         if version not in model.loading:
+            if model.is_unloaded:
+                raise Unavailable(f"model {model.name!r} was unloaded here: load it first")
             model.loading[version] = self.spawn(self._load(model, version))
         return await asyncio.shield(model.loading[version])
 

@@ -103,7 +103,7 @@ def environment(checkout: Path, port: int) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), **ours}
 
 
-def wait_ready(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -> None:
+def wait_ready(port: int, server: subprocess.Popen[bytes], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert server.poll() is None, "the server ended"

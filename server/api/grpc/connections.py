@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from lathe.server.access.addresses import client_of, parse_peer
 from lathe.server.api.connection.connection_slots import GRACE
 from lathe.server.api.grpc.sockets import Peer, peers, shut_down
 
+T = TypeVar("T")
 TICK, FLOODED = 0.25, 0.02  # seconds between two scans: usually, and while connections exceed the limits
-SHARE = 0.05  # the most of one thread's time that scanning may take
+SHARE = 0.05  # the most of one processor's time that scanning may take
 
 
 class Connection:
@@ -97,11 +99,11 @@ class Connections:
         with ThreadPoolExecutor(1, "lathe-grpc-sockets") as thread:
             while True:
                 began = time.monotonic()
-                found = await loop.run_in_executor(thread, peers, port)
+                found, took = await loop.run_in_executor(thread, _timed, peers, port)
                 victims = self.look(found, began)
                 if victims:
-                    await loop.run_in_executor(thread, shut_down, port, [(peer, found[peer]) for peer in victims])
-                took = time.monotonic() - began
+                    pairs = [(peer, found[peer]) for peer in victims]
+                    took += (await loop.run_in_executor(thread, _timed, shut_down, port, pairs))[1]
                 await asyncio.sleep(max(FLOODED if victims else TICK, took / SHARE))
 
     def look(self, found: Iterable[Peer], began: float) -> list[Peer]:
@@ -139,3 +141,12 @@ class Connections:
             return [], of
         ordered = sorted(of, key=lambda peer: self._found[peer].rank(now))
         return ordered[: len(of) - most], ordered[len(of) - most :]
+
+
+def _timed(work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+    """Run `work`; return its result and the seconds of processor time that it took.
+
+    Elapsed time would grow while other threads want the processor, and a flood would make scans rare.
+    """
+    began = time.thread_time()
+    return work(*arguments), time.thread_time() - began

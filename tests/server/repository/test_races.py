@@ -18,6 +18,8 @@ import pytest
 from lathe.server.errors import NotFound, Unavailable, Unprocessable
 from lathe.server.repository import builder
 from lathe.server.repository.lifecycle import State
+from lathe.server.repository.live_models import LiveModel
+from lathe.server.repository.reconciler import Reconciler
 from lathe.server.repository.store import Origin, Outcome
 from tests.server.repository.world import files, run, toy, world
 
@@ -82,6 +84,27 @@ def test_a_model_unloaded_while_it_is_loaded_stays_unloaded(publishing: bool, tm
                 w.registry.resolve("m")
             await w.rollout.load("m", {})
             assert w.scale() == (2.0 if publishing else 1.0)
+
+    run(scenario())
+
+
+def test_a_sync_loads_nothing_after_an_unload_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync that had begun before the call once loaded every version again, and then unloaded it."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0))
+            loads = len(w.backend.loads)
+
+            async def unload_meanwhile(_: Reconciler, model: LiveModel) -> list[int]:
+                await w.rollout.unload(model.name)
+                return []
+
+            monkeypatch.setattr(Reconciler, "_versions_to_adopt", unload_meanwhile)
+            await w.rollout.sync("m")
+            await w.loader.settle()
+            assert len(w.backend.loads) == loads and w.backend.open_models == 0
 
     run(scenario())
 

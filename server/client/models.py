@@ -265,7 +265,7 @@ class ModelOperations:
 
     @operation
     def cancel_canary(self, model: str, *, key: str | None = None) -> Call[AuditEntry]:
-        """Cancel the current canary; its version stays.
+        """Cancel the current canary; the live version answers all requests again.
 
         `key` is an idempotency key: a second call with the same key makes no second change.
         """

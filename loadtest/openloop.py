@@ -19,6 +19,7 @@ Check = Callable[[int, float, float, Response], str | None]
 """`(request number, when sent, when answered, answer)` -> what is wrong with an accepted answer, or None."""
 
 RECONNECT_PAUSE = 0.05  # seconds
+FIRST_ANSWER = 60.0  # seconds for the first answer, beyond the time of a measurement
 MANY = 500_000  # more requests than a closed loop completes in one measurement
 
 
@@ -139,10 +140,18 @@ class OpenLoop:
 
 
 async def capacity(target: Target, requests: Sequence[bytes], connections: int, seconds: float) -> float:
-    """The capacity of a closed loop: accepted responses/s with every connection always busy, for `seconds`."""
+    """The capacity of a closed loop: accepted responses/s with every connection always busy, for `seconds`.
+
+    Longer if no request is answered in that time. RuntimeError if none is within `FIRST_ANSWER` seconds more.
+    """
     loop = OpenLoop(target, requests, np.zeros(MANY), connections)
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(seconds)
+    end = time.monotonic() + FIRST_ANSWER
+    while not loop.answered and time.monotonic() < end:
+        await asyncio.sleep(TICK)
     loop.stop()
+    if not loop.answered:
+        raise RuntimeError(f"no request was answered within {seconds + FIRST_ANSWER:g} s")
     log = await running
     return float(log.accepted.sum() / np.nanmax(log.done))

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from loadtest import openloop
 from loadtest.arrivals import constant
 from loadtest.connection import Target
 from loadtest.openloop import Check, OpenLoop, capacity
@@ -124,6 +125,22 @@ def test_capacity_is_the_rate_that_the_connections_get_answered() -> None:
             return await capacity(target, [http_request("POST", "/", target.authority)], 4, 1.0)
 
     assert asyncio.run(run()) == pytest.approx(80, rel=0.3)
+
+
+def test_a_capacity_waits_for_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(_call: Call) -> Answer:
+        await asyncio.sleep(0.3)
+        return 200, b""
+
+    async def run() -> float:
+        async with serving(late) as url:
+            target = Target(url)
+            return await capacity(target, [http_request("POST", "/", target.authority)], 1, 0.01)
+
+    assert 0 < asyncio.run(run()) < 4
+    monkeypatch.setattr(openloop, "FIRST_ANSWER", 0.05)
+    with pytest.raises(RuntimeError, match=r"no request was answered within 0\.06 s"):
+        asyncio.run(run())
 
 
 def test_answers_are_separated_however_their_bytes_arrive() -> None:

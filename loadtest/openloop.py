@@ -150,8 +150,9 @@ async def capacity(target: Target, requests: Sequence[bytes], connections: int, 
     end = time.monotonic() + FIRST_ANSWER
     while not loop.answered and time.monotonic() < end:
         await asyncio.sleep(TICK)
+    any_answered = loop.answered > 0
     loop.stop()
-    if not loop.answered:
-        raise RuntimeError(f"no request was answered within {seconds + FIRST_ANSWER:g} s")
     log = await running
+    if not any_answered:
+        raise RuntimeError(f"no request was answered within {seconds + FIRST_ANSWER:g} s")
     return float(log.accepted.sum() / np.nanmax(log.done))

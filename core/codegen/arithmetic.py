@@ -285,6 +285,22 @@ class Arithmetic:
         """`x` rounded to the nearest integer, ties to even, in the type of `x`; integers are unchanged."""
         return vmath.rounded(self, self._operand(x), "roundeven")
 
+    def quantized(self, x: Operand, zero: int, dtype: DType) -> Val:
+        """`rint(x)` + `zero`, saturated to `dtype` (int8 or uint8); NaN gives 0. `x` is float32.
+
+        The number is bounded first: then the conversion to int32 may round, and nothing is left to saturate.
+        """
+        value = self._operand(x)
+        if is_signed(dtype):
+            return self.cast(self.rint(value) + float(zero), dtype)
+        low, high = float(-zero), float(255 - zero)
+        above = self.select(self.lt(low, value), value, low)  # NaN becomes `low`, the integer 0
+        within = self.select(self.lt(above, high), above, high)
+        type_ = register_type(DType.INT32, within.lanes)
+        name = f"llvm.lrint.{type_.suffix}.{within.ir.type.suffix}"
+        nearest = self._wrap(self.kernel.call(name, type_, [within.ir]), within, DType.INT32)
+        return self.cast(nearest + zero, dtype)
+
     # Comparison and choice
 
     def lt(self, x: Operand, y: Operand) -> Val:

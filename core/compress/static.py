@@ -2,9 +2,10 @@
 
 Each activation that a product with constant weights (Conv, MatMul, Gemm) or a sum of two activations (Add) reads passes
 through QuantizeLinear and DequantizeLinear, whose scale comes from calibration. Weights and biases are stored as
-integers with a DequantizeLinear. A sum stays float32 if its result is normalized, as in transformers: integers would
-save no time there, and 8 bits do not hold the few large numbers of such sums beside the others (Bondarenko et al. 2021,
-https://arxiv.org/abs/2109.12948).
+integers with a DequantizeLinear. The result of a product stays float32 if only a sum reads it: the sum is computed in
+the product's registers, where rounding would cost time and accuracy. A sum stays float32 if its result is normalized,
+as in transformers: integers would save no time there, and 8 bits do not hold the few large numbers of such sums beside
+the others (Bondarenko et al. 2021, https://arxiv.org/abs/2109.12948).
 Every ONNX runtime runs this graph; those with integer kernels, as Lathe (`passes/precision/quantized.py`), compute the
 products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), section 2; Nagel et al. 2021
 (https://arxiv.org/abs/2106.08295), section 2.
@@ -264,4 +265,23 @@ def _feeds_only(editor: Editor, node: Node, chosen: Collection[Node]) -> bool:
 
 
 def _activations(editor: Editor, node: Node) -> list[Value]:
-    return [value for value in node.inputs[:2] if value is not None and editor.array(value) is None]
+    """The activations that the node reads as integers: all of a product, and of a sum those that `_fused` leaves."""
+    read = [value for value in node.inputs[:2] if value is not None and editor.array(value) is None]
+    if node.op == "Add" and (fused := _fused(editor, read)) is not None:
+        read.remove(fused)
+    return read
+
+
+def _fused(editor: Editor, operands: Sequence[Value]) -> Value | None:
+    """The operand of a sum that is the result of a product with constant weights which nothing else reads, or None.
+
+    Of two, the one of the product that comes first in the graph: the sum becomes its epilogue
+    (`lathe.core.passes.fusion.epilogue`).
+    """
+    order = {node: number for number, node in enumerate(editor.graph.nodes)}
+    products = {
+        order[node]: value
+        for value in operands
+        if (node := value.producer) is not None and node.op in CHANNEL_AXIS and editor.only_reader(value) is not None
+    }
+    return products[min(products)] if products else None

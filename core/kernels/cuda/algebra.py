@@ -250,6 +250,9 @@ class Algebra:
 
     # Comparison and choice
 
+    def quantized(self, x: Operand, zero: int, dtype: DType) -> Reg:
+        return self.cast(self.add(self.rint(x), float(zero)), dtype)
+
     def lt(self, x: Operand, y: Operand) -> Reg:
         return self._compare("<", x, y)
 

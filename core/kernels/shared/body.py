@@ -58,6 +58,11 @@ def cost(body: Graph) -> int:
     return sum(_COSTS.get(node.op, 1) for node in body.nodes)
 
 
+def is_arithmetic(body: Graph) -> bool:
+    """Whether no operator is a function such as Exp, whose code has many instructions."""
+    return all(_COSTS.get(node.op, 1) <= _COSTS["Div"] for node in body.nodes)
+
+
 def is_scalar(body: Graph) -> bool:
     """Whether every node is a known elementwise operator, so that scalar code can be generated for it."""
     return all((op := registry.find(node.op)) is not None and op.is_elementwise for node in body.nodes)

@@ -15,6 +15,7 @@ import numpy as np
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.ir.types import Dim, TensorType, ValueType
 from lathe.core.ops.nn.narrow_products import as_product_operands, check_epilogue, product_dtype
+from lathe.core.ops.nn.rounded_integers import rounded_integers
 from lathe.core.ops.nn.softmax import zero_nan
 from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.ops.opdef.registry import Call, Infer, NodeView, OpDef, Required, get, register
@@ -36,10 +37,20 @@ def epilogue_dtype(c: NodeView, computed: Any) -> Any:
 
 
 def scalar_body(e: ScalarOps, body: Graph, inputs: Sequence[Operand]) -> list[Operand]:
-    """The outputs of a fused body as expressions of `inputs`; kernels of all devices generate code with it."""
+    """The outputs of a fused body as expressions of `inputs`; kernels of all devices generate code with it.
+
+    Nodes that quantize a number together are computed as one (`rounded_integers`).
+    """
+    integers, replaced = rounded_integers(body)
     env = dict(zip(body.inputs, inputs, strict=True))
     env.update({value: e.const(array.item(), value.dtype) for value, array in body.constants.items()})
     for node in body.nodes:
+        if node in replaced:
+            continue
+        if node in integers:
+            found = integers[node]
+            env[node.output] = e.quantized(env[found.source], found.zero, node.output.dtype)
+            continue
         op = get(node.op)
         env[node.output] = op.scalar(e, NodeView(op, node), *(env[v] for v in node.inputs if v is not None))
     return [env[value] for value in body.outputs]

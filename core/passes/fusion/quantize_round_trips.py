@@ -26,6 +26,7 @@ _BOUNDS: dict[str, Callable[[Sequence[float]], float]] = {
 _FOLLOWED = (*_BOUNDS, "Div")
 _PRODUCTS = ("ConvInteger", "MatMulInteger")
 _DEPTH = 16
+_EXACT = 2.0**20  # zero points below: their sum with a bound is an integer that float32 represents exactly
 _FINITE = 1e38  # below this bound, no intermediate sum or product was infinite, so the value is not NaN
 
 
@@ -86,10 +87,27 @@ def _product_of(editor: Editor, value: Value) -> Node | None:
 
 
 def _clamp_as_float(editor: Editor, narrow: Node, back: Node) -> None:
-    """Replaces both casts with a clamp to the range in which the integer type saturates."""
-    low, high = (editor.constant(np.array(limit, np.float32), "limit") for limit in _limits(narrow.output.dtype))
-    above = editor.emit(back, "Max", narrow.inputs[0], low)
-    editor.replace(back.output, editor.emit(back, "Min", above, high))
+    """Replaces both casts with a clamp to the range in which the integer type saturates.
+
+    A zero point that is added before and subtracted afterwards is left out, and the range is shifted instead. That is
+    exact: the numbers are integers, and those that float32 does not represent exactly lie beyond the range.
+    """
+    value, result, zero = narrow.required_input(0), back.output, 0.0
+    added, reader = _producer(value, "Add"), editor.only_reader(back.output)
+    if added is not None and reader is not None and reader.op in ("Add", "Sub"):
+        first, second = _single(editor, added.input(1)), _single(editor, reader.input(1))
+        if first is not None and second == (-first if reader.op == "Add" else first) and abs(first) < _EXACT:
+            value, result, zero = added.required_input(0), reader.output, first
+    limits = _limits(narrow.output.dtype)
+    low, high = (editor.constant(np.array(limit - zero, np.float32), "limit") for limit in limits)
+    above = editor.emit(back, "Max", value, low)
+    editor.replace(result, editor.emit(back, "Min", above, high))
+
+
+def _single(editor: Editor, value: Value | None) -> float | None:
+    """The number of a constant of rank 0; None for any other value."""
+    array = editor.array(value)
+    return float(array.item()) if array is not None and array.shape == () else None
 
 
 def _bound(editor: Editor, value: Value | None, depth: int = _DEPTH) -> float:

@@ -13,6 +13,7 @@ from lathe.core.ops.opdef.registry import NodeView
 from lathe.core.passes.rewrite.base import shape_of
 from lathe.core.passes.rewrite.editor import Editor
 
+_UNSIGNED = (DType.UINT8, DType.UINT16)
 _WHOLE = frozenset({DType.UINT8, DType.INT8, DType.UINT16, DType.INT16, DType.INT32})
 
 
@@ -109,12 +110,25 @@ def _quantize(editor: Editor, node: Node, scale: Value, zero: Value | None) -> V
     two integers, the product may not, and would round to the other integer.
     """
     known, ratio = editor.array(scale), node.inputs[0]
+    if known is not None and _saturates_at_zero(editor, node, zero) and np.all(known > 0):
+        ratio = _before_relu(ratio)
     if known is None or np.any(known != 1):
         ratio = editor.emit(node, "Div", ratio, scale)
     y = editor.emit(node, "Round", ratio)
     if zero is not None and not _is_zero(editor, zero):
         y = editor.emit(node, "Add", y, _cast(editor, node, zero, DType.FLOAT32))
     return _cast(editor, node, y, node.output.dtype)
+
+
+def _saturates_at_zero(editor: Editor, node: Node, zero: Value | None) -> bool:
+    """Whether negative numbers become 0, as they do when they become unsigned integers without a zero point."""
+    return node.output.dtype in _UNSIGNED and (zero is None or _is_zero(editor, zero))
+
+
+def _before_relu(value: Value | None) -> Value | None:
+    """The input of the Relu that computes a value; the value itself if another node does."""
+    node = value.producer if value is not None else None
+    return node.inputs[0] if node is not None and node.op == "Relu" else value
 
 
 def _broadcast_scale(editor: Editor, node: Node) -> tuple[Value, Value | None] | None:

@@ -91,12 +91,12 @@ def test_every_product_is_reported_with_the_reason(network: Graph, batches: Any)
 
 
 def test_a_sum_is_quantized_with_the_products_that_compute_it(network: Graph, batches: Any) -> None:
-    """The sum of a and b has quantized inputs; the sum of inputs before all products never has."""
+    """The sum of a and b has a quantized input; the sum of inputs before all products never has."""
     small, choices, _ = quantize_within(network, batches, 1.0, threads=1)
     assert {choice.name for choice in choices if choice.is_quantized} == {"a", "b", "d"}
     sums = [node for node in small.nodes if node.op == "Add"]
     quantized = [
-        all(value is not None and value.producer is not None and value.producer.op == "DequantizeLinear"
+        any(value is not None and value.producer is not None and value.producer.op == "DequantizeLinear"
             for value in node.inputs)
         for node in sums
     ]  # fmt: skip

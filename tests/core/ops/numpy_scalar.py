@@ -32,6 +32,9 @@ class NumpyScalar:
     def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
         return x * y + z
 
+    def quantized(self, x: Operand, zero: int, dtype: DType) -> Operand:
+        return self.cast(np.rint(x) + zero, dtype)
+
     def select(self, condition: Operand, x: Operand, y: Operand) -> Operand:
         assert np.asarray(condition).dtype == np.bool_
         return np.where(condition, x, y)

@@ -180,6 +180,23 @@ def test_a_residual_block_stays_in_bytes() -> None:
     check(graph, floats(2, 8, 10, 10), quantum=0.2)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "zero", "needed"), [("uint8", 0, False), ("uint8", 3, True), ("uint16", 0, False), ("int8", 0, True)]
+)
+def test_a_relu_before_integers_that_end_at_zero_is_left_out(dtype: str, zero: int, needed: bool) -> None:
+    data = model(
+        f"float[n,6] x => {dtype}[n,6] y",
+        "r = Relu(x) y = QuantizeLinear(r, s, z)",
+        f"float s = {{0.1}}, {dtype} z = {{{zero}}}",
+    )
+    nodes = optimize(lathe.load(data))[0].nodes
+    bodies = [node.attrs["body"] for node in nodes if node.op == "FusedElementwise"]
+    assert any("Relu" in operators(each) for each in bodies) is needed
+    x = np.array([[-1.0, -0.04, 0.0, 0.26, 99.0, np.nan]], np.float32)
+    want = interpret(lathe.load(data), {"x": x})["y"]
+    np.testing.assert_array_equal(lathe.compile(data, threads=1, tune="off").run({"x": x})["y"], want)
+
+
 def test_quantizing_operators_are_spelled_out() -> None:
     def write(b: Builder, x: Value) -> Value:
         q = quantized(b, x, 0.05, 100)

@@ -2,9 +2,8 @@
 
 The model is loaded as the server loads it. Then prompts of 1 to 2,048 tokens (or the model's context), and a token
 after each, run while a counter counts libraries of code that LLVM links, and child processes. The promise: none. Runs
-hold at
-most 512 tokens, so every number of tokens of a run occurs with the prompts of 1 to 512; of the longer ones every 32nd
-runs.
+hold at most 512 tokens, so every number of tokens of a run occurs with the prompts of 1 to 512; of the longer ones
+every 32nd runs.
 """
 
 from __future__ import annotations

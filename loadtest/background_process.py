@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-READY = 60.0  # seconds for the process to write its first line
+READY = 300.0  # seconds until the process says that it is ready, on a machine that does much else
 ENDING = 60.0  # seconds to finish its current work after SIGTERM
 
 

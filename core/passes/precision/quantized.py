@@ -56,7 +56,7 @@ class Quantized:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        steps: list[Callable[[Editor, Node], None]] = [_expand_qlinear, _make_unsigned, _move]
+        steps: list[Callable[[Editor, Node], None]] = [_expand_qlinear, _make_unsigned, _quantize_before_pooling, _move]
         if self.integers:
             steps.append(partial(_multiply, depthwise=self.depthwise))
         steps += [partial(normalize_integer_product, depthwise=self.depthwise), lower]
@@ -152,6 +152,33 @@ def _move(editor: Editor, node: Node) -> None:
         if first is not None and all(real is not None and real.is_like(first) for real in reals):
             moved = editor.emit(node, "Concat", *(real.whole for real in reals if real), attrs=node.attrs)
             editor.replace(node.output, first.again(editor, node, moved))
+
+
+def _quantize_before_pooling(editor: Editor, node: Node) -> None:
+    """Moves the QuantizeLinear of a MaxPool's result before the MaxPool, which then reads and writes bytes.
+
+    Rounding keeps the order of numbers, so the maximum is the same; NaN is not, so the numbers must be results of a
+    product of dequantized numbers.
+    """
+    pool = node.inputs[0].producer if node.op == "QuantizeLinear" and node.inputs[0] is not None else None
+    if pool is None or pool.op != "MaxPool" or len(pool.outputs) > 1 or editor.only_reader(pool.output) is not node:
+        return
+    scale, x = editor.array(node.input(1)), pool.required_input(0)
+    if scale is None or scale.size != 1 or float(scale.item()) <= 0 or not _is_product_of_integers(editor, x):
+        return
+    whole = editor.emit(node, "QuantizeLinear", x, *node.inputs[1:], attrs=node.attrs)
+    editor.replace(node.output, editor.emit(node, "MaxPool", whole, attrs=pool.attrs))
+
+
+def _is_product_of_integers(editor: Editor, value: Value) -> bool:
+    """Whether a Conv, MatMul or Gemm of dequantized 8-bit numbers gives a value, perhaps through a Relu or Clip."""
+    node = value.producer
+    while node is not None and node.op in ("Relu", "Clip"):
+        node = node.required_input(0).producer
+    if node is None or node.op not in ("Conv", "MatMul", "Gemm"):
+        return False
+    left = dequantized_from(editor, node.inputs[0])
+    return left is not None and left.whole.dtype in (DType.UINT8, DType.INT8)
 
 
 def _cancel(editor: Editor, node: Node) -> None:

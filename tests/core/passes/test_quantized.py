@@ -197,6 +197,30 @@ def test_a_relu_before_integers_that_end_at_zero_is_left_out(dtype: str, zero: i
     np.testing.assert_array_equal(lathe.compile(data, threads=1, tune="off").run({"x": x})["y"], want)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_a_pooling_before_a_quantization_reads_bytes(dtype: str) -> None:
+    def write(b: Builder, x: Value) -> Value:
+        y = b("Relu", b("Conv", pair(b, x), weight(b, 8, 8, 3, 3), pads=(1, 1, 1, 1)))
+        pooled = b("MaxPool", y, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+        return b("Conv", pair(b, pooled, 0.1, 3, np.dtype(dtype).type), weight(b, 4, 8, 1, 1))
+
+    graph = network(write, 8, 10, 10)
+    (pool,) = (node for node in optimize(graph)[0].nodes if node.op in ("MaxPool", "PooledConv"))
+    assert str(pool.output.dtype) == "uint8"
+    check(graph, floats(2, 8, 10, 10), quantum=0.2)
+
+
+def test_a_pooling_of_numbers_that_may_be_nan_stays_before_the_quantization() -> None:
+    data = model(
+        "float[n,1,1,4] x => uint8[n,1,1,2] y",
+        "p = MaxPool<kernel_shape = [1,2], strides = [1,2]>(x) y = QuantizeLinear(p, s, z)",
+        "float s = {0.1}, uint8 z = {3}",
+    )
+    x = np.array([np.nan, 1.0, 2.0, -5.0], np.float32).reshape(1, 1, 1, 4)
+    want = interpret(lathe.load(data), {"x": x})["y"]
+    np.testing.assert_array_equal(lathe.compile(data, threads=1, tune="off").run({"x": x})["y"], want)
+
+
 def test_quantizing_operators_are_spelled_out() -> None:
     def write(b: Builder, x: Value) -> Value:
         q = quantized(b, x, 0.05, 100)

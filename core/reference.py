@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from lathe.core.errors import FeedError, ModelError
 from lathe.core.feeds import check_feeds
 from lathe.core.ir.dim import SymDim, affine, symbols
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
-from lathe.core.ir.types import DType, TensorType, ValueType
+from lathe.core.ir.types import Dim, DType, TensorType, ValueType
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.passes.lowering.input_variants import with_default_inputs
@@ -86,9 +87,8 @@ def run_nodes(
         if node in code:
             results = code[node](arguments, known)
         else:
-            results = run_node(
-                node, arguments, environment, known, check, depends_on_feeds(node, graph.constants), code
-            )
+            is_fed = partial(depends_on_feeds, node, graph.constants)
+            results = run_node(node, arguments, environment, known, check, is_fed, code)
         environment.update(zip(node.outputs, results, strict=False))
         bind_result_symbols(node, results, known)
 
@@ -112,7 +112,7 @@ def run_node(
     environment: Mapping[Value, Any],
     known: Mapping[str, int],
     check: Callable[[], object] = bool,
-    fed: bool = True,
+    is_fed: Callable[[], bool] = lambda: True,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> list[Any]:
     """The outputs of one node, computed by its reference: arrays, lists for sequences, None for absent optionals.
@@ -122,9 +122,9 @@ def run_node(
     exception, such as Interrupted. `code` maps some nodes of the bodies to functions that run instead of their
     references.
 
-    FeedError if the node cannot process its inputs, for example if extents do not fit each other. If `fed` is false
-    (see `depends_on_feeds`), that error is a ModelError. Whatever `fed` is: FeedError if a result does not fit its
-    declared shape, ModelError if it has another dtype than is declared.
+    FeedError if the node cannot process its inputs, for example if extents do not fit each other. If `is_fed` returns
+    false (see `depends_on_feeds`), that error is a ModelError. Whatever it returns: FeedError if a result does not fit
+    its declared shape, ModelError if it has another dtype than is declared.
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
@@ -140,10 +140,10 @@ def run_node(
     try:
         registry.check_run_inputs(op, node, inputs)
         with np.errstate(all="ignore"):  # infinities and NaN are valid results
-            result = op.reference(registry.Call(op, node, inputs, run_body, known, check, fed), *inputs)
+            result = op.reference(registry.Call(op, node, inputs, run_body, known, check, is_fed), *inputs)
     except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         message = f"{registry.describe(node)}: {error}"
-        raise (FeedError(message) if fed else ModelError(message)) from error
+        raise (FeedError(message) if is_fed() else ModelError(message)) from error
     results = list(result) if isinstance(result, tuple) else [result]
     return [_check_result(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 
@@ -202,13 +202,20 @@ def _solutions(value: Value, array: Any) -> list[tuple[str, int, int]]:
     """
     if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
         return []  # the values in bodies of fused nodes, for example, are declared with rank 0
+    sizes = np.shape(array)
+    return [(name, *divmod(sizes[axis] - rest, factor)) for axis, name, factor, rest in _linear_dims(value.type.shape)]
+
+
+@lru_cache(maxsize=8192)
+def _linear_dims(shape: tuple[Dim, ...]) -> tuple[tuple[int, str, int, int], ...]:
+    """The dimensions factor * symbol + rest of a single symbol: (axis, symbol, factor, rest) of each."""
     found = []
-    for dim, size in zip(value.type.shape, np.shape(array), strict=True):
+    for axis, dim in enumerate(shape):
         names = tuple(symbols(dim))
         parts = affine(dim, names[0]) if len(names) == 1 else None
         if parts is not None:
-            found.append((names[0], *divmod(size - parts[1], parts[0])))
-    return found
+            found.append((axis, names[0], *parts))
+    return tuple(found)
 
 
 def _check_feed(value: Value, feed: Any) -> Any:

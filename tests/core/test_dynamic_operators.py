@@ -48,7 +48,15 @@ def _windows() -> list[Case]:
     """Images and lines with constant weights, [2, 6, height, width]."""
     image, line, volume = floats(2, 6, 8, 10), floats(2, 6, 12), floats(2, 6, 5, 6, 7)
     pooled = {"kernel_shape": [3, 2], "strides": [2, 1]}
+    pixels, zero = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 10), np.uint8), np.array(7, np.uint8)
+    filters = np.random.default_rng(1).integers(-9, 9, (8, 8, 3, 3), np.int8)
     return [
+        case("ConvInteger", pixels, filters, zero, pads=[1, 0, 1, 2]),
+        case("ConvInteger", pixels, filters, strides=[2, 1]),
+        case("ConvInteger", pixels, filters[:, :4], zero, group=2, dilations=[1, 2]),
+        case("ConvInteger", pixels, filters[:, :1], zero, group=8, pads=[1, 1, 1, 1]),
+        case("ConvInteger", pixels[:, :, 0], filters[:, :, 0], zero, pads=[1, 1]),
+        case("MaxPool", pixels, **pooled),
         case("Conv", image, floats(8, 6, 3, 3), floats(8), pads=[1, 0, 1, 2]),
         case("Conv", image, floats(6, 1, 3, 3), strides=[2, 1], group=6),
         case("Conv", image, floats(8, 3, 3, 2), group=2, dilations=[2, 1]),

@@ -258,10 +258,10 @@ def pointwise(request: Request) -> KernelCall | None:
 
 
 def dynamic_conv(request: Request) -> KernelCall | None:
-    """Selector of channels-last float32 Conv and FusedConv with constant weights, over images with dynamic extents.
+    """Selector of channels-last Conv and FusedConv with constant weights, over images with dynamic extents.
 
-    None for other nodes, if generated code cannot compute a dimension, if a spatial extent depends on more than sizes,
-    if the padding is not known, and if the epilogue has operators that are not elementwise.
+    Images are float32, or uint8 with int8 weights. None for other nodes and types, if no extent of the image is dynamic
+    or generated code cannot compute one, if the padding is not known, and if the channels of a group do not fill words.
     """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node):
@@ -270,20 +270,25 @@ def dynamic_conv(request: Request) -> KernelCall | None:
     image, results = x.shape[1:-1], y.shape[1:-1]
     pads = conv_pads(Infer(registry.get(node.op), node, {}))
     known = all(isinstance(dim, int) or has_only_sizes(dim) for dim in (*image, *results))
-    if pads is None or not known or not any(map(has_only_sizes, image)) or x.dtype is not F32:
+    element = element_of(x.dtype, node.required_input(1).dtype)
+    channels = count_in_words(weight.shape[1], element) if element is not None else None
+    if pads is None or not known or not any(map(has_only_sizes, image)):
+        return None
+    if element not in (F32, DType.UINT8) or not isinstance(channels, int):
         return None
     strides, dilations = (attribute(node, name) or (1,) * len(image) for name in ("strides", "dilations"))
     facts = zip(weight.shape[2:], strides, dilations, pads, strict=True)
     windows = tuple(Window(0, 0, kernel, stride, dilation, *pad) for kernel, stride, dilation, pad in facts)
-    columns, channels = weight.shape[0] // groups, weight.shape[1]
-    pair = groups_per_vector(groups, channels, columns, request.cpu)
+    columns = weight.shape[0] // groups
+    pair = groups_per_vector(groups, channels, columns, request.cpu) if element is F32 else 1
     groups, channels, columns = groups // pair, channels * pair, columns * pair
     finish, tile = finish_of(node, request), choose_tile(request.cpu, product(y.shape[:-1]), columns, request.rank)
-    pack = partial(_pack, groups=groups, tile=tile, element=F32)
+    pack = partial(_pack, groups=groups, tile=tile, element=element)
+    fill = word_of_bytes(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
     spec = DynamicConvSpec(
-        x.shape[0], windows, groups, channels, columns, finish, False, tile, F32, 0, pair, image, results
+        x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill, pair, image, results
     )
-    weights = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}{F32}", pack)
+    weights = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}{element}", pack)
     extras = [In(i) for i in extra_indices(node)]
     return KernelCall(
         spec, (In(0), weights, *extras, Out(0), *_scratch(spec, request.cpu)),

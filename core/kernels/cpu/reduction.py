@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lathe.core.codegen.lang import Index, Kernel, Val
-from lathe.core.codegen.registers import is_signed
+from lathe.core.codegen.registers import is_signed, register_type
 from lathe.core.ir.types import DType
 from lathe.core.kernels.cpu.nest import has_masks
 
@@ -122,3 +122,10 @@ class ParallelAccumulators:
     def masked(self, value: Val, mask: Val | None) -> Val:
         """`value` where the mask is true, the identity elsewhere."""
         return value if mask is None else self.k.ops.select(mask, value, self.k.constant(self.identity, self.dtype))
+
+
+def whole_numbers(k: Kernel, total: Val) -> Val:
+    """A float32 vector of whole numbers below 2^31 as int32."""
+    return Val(
+        k, k.builder.convert("fptosi", total.ir, register_type(DType.INT32, total.lanes)), DType.INT32, total.lanes
+    )

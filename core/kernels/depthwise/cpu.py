@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lathe.core.codegen.lang import Kernel, Val
-from lathe.core.codegen.registers import Pointer, register_type
+from lathe.core.codegen.registers import Pointer
 from lathe.core.ir.types import DType
 from lathe.core.kernels.cpu.nest import even_chunks, grain, offsets_of
+from lathe.core.kernels.cpu.reduction import whole_numbers
 from lathe.core.kernels.cpu.result_writer import ResultWriter
 from lathe.core.kernels.depthwise.spec import DepthwiseSpec
 from lathe.core.kernels.shared.window import Window
@@ -117,11 +118,7 @@ class Taps:
 
     def _total(self, total: Val) -> Val:
         """A sum in the type that the epilogue expects: int32 for bytes."""
-        if not self.source.is_integer:
-            return total
-        k = self.kernel
-        whole = k.builder.convert("fptosi", total.ir, register_type(DType.INT32, total.lanes))
-        return Val(k, whole, DType.INT32, total.lanes)
+        return whole_numbers(self.kernel, total) if self.source.is_integer else total
 
     def _inside(self, column: int) -> Sequence[int]:
         """The columns of the window (0 is its first) of result `column` that lie in the image."""

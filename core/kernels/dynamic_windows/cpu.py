@@ -19,8 +19,9 @@ def generate(spec: DynamicWindowsSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     extras = spec.finish.extra_dtypes if spec.finish is not None else ()
     weighted = spec.finish is not None
-    operands = [k.operand(i, dtype) for i, dtype in enumerate((F32, *([F32] if weighted else []), *extras))]
-    y = k.operand(len(operands), spec.finish.dtype if spec.finish is not None else F32)
+    read = [k.operand(0, spec.dtype).converting(spec.computed), *([k.operand(1, F32)] if weighted else [])]
+    operands = [*read, *(k.operand(len(read) + i, dtype) for i, dtype in enumerate(extras))]
+    y = k.operand(len(operands), spec.finish.dtype if spec.finish is not None else spec.dtype)
     weights, *others = operands[1:] if weighted else (None, *operands[1:])
     writer = Writer(k, spec, operands[0], weights, [each for each in others if each is not None], y)
     steps = grain(8 * spec.channels, spec.taps * spec.channels)
@@ -41,7 +42,7 @@ def _line(writer: Writer, row: Val, begin: Val, end: Val) -> None:
     corners = [place * w.stride - w.before for place, w in zip(places, windows, strict=False)]
     inside = [inside_of(k, corner, w) for corner, w in zip(corners, windows, strict=False)]
     line = Line(k, windows, row * k.dim(writer.window.count), batch, corners, inside)
-    if writer.spec.channels == 1 and writer.window.has_vectors(k.target):
+    if writer.spec.channels == 1 and writer.spec.dtype is F32 and writer.window.has_vectors(k.target):
         row_vectors(writer, line, begin, end)
         return
     low, high = _inside_line(k, writer.window, begin, end)

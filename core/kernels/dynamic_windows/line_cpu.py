@@ -9,7 +9,7 @@ from typing import TypeAlias
 from lathe.core.codegen.lang import Kernel, Pointer, Val
 from lathe.core.ir.types import DType
 from lathe.core.kernels.cpu.nest import offsets_of
-from lathe.core.kernels.cpu.reduction import lowest
+from lathe.core.kernels.cpu.reduction import lowest, whole_numbers
 from lathe.core.kernels.cpu.result_writer import ResultWriter
 from lathe.core.kernels.dynamic_windows.spec import DynamicWindow, DynamicWindowsSpec
 
@@ -65,7 +65,8 @@ class Writer:
     @property
     def lanes(self) -> int:
         """Lanes of a vector of channels."""
-        return min(self.kernel.target.lanes, 1 << (self.spec.channels - 1).bit_length())
+        most = max(self.kernel.target.vector_bytes // self.spec.computed.itemsize, 1)
+        return min(most, 1 << (self.spec.channels - 1).bit_length())
 
     @property
     def window(self) -> DynamicWindow:
@@ -74,7 +75,22 @@ class Writer:
 
     def start(self, lanes: int) -> Val:
         """A vector of totals of an empty window: minus infinity for a maximum, 0 for sums."""
-        return self.kernel.constant(lowest(F32) if self.spec.kind == "max" else 0, F32, lanes)
+        dtype = self.spec.computed
+        return self.kernel.constant(lowest(dtype) if self.spec.kind == "max" else 0, dtype, lanes)
+
+    def first_sums(self, at: Val, mask: Val | None, lanes: int) -> Val:
+        """A vector of totals before the first product, for channels from `at` on.
+
+        Bytes outside the image count as `fill`: the sums of a window of it are in the line after the weights, and
+        `pixel` subtracts it from the others.
+        """
+        if not self.spec.fill or self.weights is None:
+            return self.start(lanes)
+        return self.weights.at(at).load(self.spec.taps * self.spec.channels, lanes, mask)
+
+    def pixel(self, value: Val) -> Val:
+        """An element of the image as products take it."""
+        return value - float(self.spec.fill) if self.spec.fill else value
 
     def combined(self, total: Val, value: Val) -> Val:
         """`total` combined with the element `value` of the window: the maximum, or the sum."""
@@ -106,6 +122,8 @@ class Writer:
         """
         finish, pixels = self.spec.finish, [pixel + index for index in range(len(values))]
         if finish is not None:
+            if self.spec.dtype is not F32:
+                values = [whole_numbers(self.kernel, value) for value in values]
             results = ResultWriter(self.kernel, finish.epilogue, (*self.extras, self.y), (*finish.extra_steps, 1))
             offsets = [offsets_of(self.kernel, finish.pixels, each) for each in pixels]
             results.at_column(at).store([[value] for value in values], offsets, mask)
@@ -124,7 +142,8 @@ class Writer:
 
         def channels(at: Val, mask: Val | None) -> None:
             taps = self._taps(corner, (first, after), at, mask)
-            self.store(line.first + column, line.folded(taps, [self.start(self.lanes)]), at, mask, count)
+            totals = line.folded(taps, [self.first_sums(at, mask, self.lanes)])
+            self.store(line.first + column, totals, at, mask, count)
 
         k.strip(self.spec.channels, channels, lanes=self.lanes)
 
@@ -144,7 +163,7 @@ class Writer:
                 else:
                     number = tap * window.kernel + fold.index
                     factor = self.weights.at(at).load(number * channels, self.lanes, mask)
-                    fold.values = [k.ops.fma(value, factor, fold.values[0])]
+                    fold.values = [k.ops.fma(self.pixel(value), factor, fold.values[0])]
             return fold.values
 
         return emit

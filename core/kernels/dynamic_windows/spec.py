@@ -17,7 +17,7 @@ from lathe.core.ir.graph import Node
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Operand, Out, Packed, Request
 from lathe.core.kernels.conv.spec import Finish, extra_indices, finish_of, inplace_extras, is_covered
-from lathe.core.kernels.depthwise.spec import pack
+from lathe.core.kernels.depthwise.spec import MOST_BYTES, pack
 from lathe.core.kernels.shared.attributes import attribute, integers
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.kernels.shared.window import windows_of
@@ -52,10 +52,12 @@ class DynamicWindow:
 
 @dataclass(frozen=True)
 class DynamicWindowsSpec(KernelSpec):
-    """Windows over float32 images [batch, spatial ..., channels].
+    """Windows over images [batch, spatial ..., channels] of type `dtype`.
 
     `kind` is "max", "average", "padded average" (the divisor counts padding), or "products": the sums of products with
-    weights [window ..., channels].
+    weights [window ..., channels]. Images are float32; those of maxima also int8 or uint8, those of products also
+    uint8. Such products are computed in float32, which is exact for at most `MOST_BYTES` places; `fill` is the value of
+    bytes outside the image.
     """
 
     family: ClassVar[str] = "open_windows"
@@ -65,6 +67,13 @@ class DynamicWindowsSpec(KernelSpec):
     windows: tuple[DynamicWindow, ...]
     channels: int
     finish: Finish | None  # of products
+    dtype: DType = F32
+    fill: int = 0
+
+    @property
+    def computed(self) -> DType:
+        """The type of totals: float32 for products, otherwise that of the image."""
+        return F32 if self.kind == "products" else self.dtype
 
     @property
     def pixels(self) -> Dim:
@@ -84,13 +93,16 @@ class DynamicWindowsSpec(KernelSpec):
 def dynamic_pool(request: Request) -> KernelCall | None:
     """Selector of MaxPool without indices and AveragePool of float32 images with dynamic extents.
 
-    It also takes channels-first images of known size, if vectors can hold adjacent results. In other layouts the number
+    MaxPool may have images of int8 or uint8. It also takes channels-first float32 images of known size, if vectors can
+    hold adjacent results. In other layouts the number
     of channels must be a number. None for other nodes, if generated code cannot compute a dimension, and for dynamic
     extents with `auto_pad` SAME_UPPER or SAME_LOWER.
     """
     node = request.node
     x, y, kernel = node.inputs[0], node.outputs[0], integers(node, "kernel_shape")
-    if x is None or kernel is None or len(node.outputs) > 1 or not has_plannable_types(node) or x.dtype is not F32:
+    if x is None or kernel is None or len(node.outputs) > 1 or not has_plannable_types(node):
+        return None
+    if x.dtype is not F32 and (node.op != "MaxPool" or x.dtype not in (DType.INT8, DType.UINT8)):
         return None
     last = attribute(node, "layout") != "NCHW"
     image, results = (value.shape[1:-1] if last else value.shape[2:] for value in (x, y))
@@ -98,10 +110,11 @@ def dynamic_pool(request: Request) -> KernelCall | None:
     windows = dynamic_windows_of(node, image, results, kernel)
     if windows is None or not isinstance(channels, int):
         return None
-    if not any(map(has_only_sizes, (*image, *results))) and (last or not windows[-1].has_vectors(request.cpu)):
+    in_rows = not last and x.dtype is F32 and windows[-1].has_vectors(request.cpu)
+    if not any(map(has_only_sizes, (*image, *results))) and not in_rows:
         return None
     kind = "max" if node.op == "MaxPool" else "padded average" if attribute(node, "count_include_pad") else "average"
-    spec = DynamicWindowsSpec(kind, batch, windows, channels, None)
+    spec = DynamicWindowsSpec(kind, batch, windows, channels, None, x.dtype)
     return KernelCall(spec, (In(0), Out()), flops=y.tensor.size * spec.taps, bytes=traffic(node))
 
 
@@ -123,28 +136,36 @@ def dynamic_windows_of(
 
 
 def dynamic_depthwise(request: Request) -> KernelCall | None:
-    """Selector of channels-last float32 depthwise Conv and FusedConv with constant weights, one result per channel.
+    """Selector of channels-last depthwise Conv and FusedConv with constant weights, one result per channel.
 
-    At least one spatial extent of the image or the result is dynamic. None for other nodes, if generated code cannot
-    compute a dimension, if the padding is not known, and if the epilogue has operators that are not elementwise.
+    Images are float32, or uint8 with int8 weights. At least one spatial extent of the image or the result is dynamic.
+    None for other nodes, if generated code cannot compute a dimension, if the padding is not known, if the epilogue has
+    operators that are not elementwise, and for bytes if the window has more than `MOST_BYTES` (512) places.
     """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or not _is_depthwise(node):
         return None
     x, y = node.inputs[0], node.output
     pads = conv_pads(Infer(registry.get(node.op), node, {}))
-    if x is None or x.dtype is not F32 or pads is None or weight.shape[:2] != (int(attribute(node, "group")), 1):
+    if x is None or pads is None or weight.shape[:2] != (int(attribute(node, "group")), 1):
         return None
+    types = x.dtype, node.required_input(1).dtype
+    if types not in ((F32, F32), (DType.UINT8, DType.INT8)):
+        return None
+    is_bytes = x.dtype is not F32
+    if is_bytes and weight[0].size > MOST_BYTES:
+        return None
+    fill = int(attribute(node, "pad_value")) if is_bytes and node.op == "FusedConv" else 0
     image, results = x.shape[1:-1], y.shape[1:-1]
     if not any(map(has_only_sizes, (*image, *results))):
         return None
     strides, dilations = (attribute(node, name) or (1,) * len(image) for name in ("strides", "dilations"))
     facts = zip(image, results, weight.shape[2:], strides, dilations, pads, strict=True)
     windows = tuple(DynamicWindow(*each, *pad) for *each, pad in facts)
-    spec = DynamicWindowsSpec("products", x.shape[0], windows, len(weight), finish_of(node))
+    spec = DynamicWindowsSpec("products", x.shape[0], windows, len(weight), finish_of(node), x.dtype, fill)
     operands: tuple[Operand, ...] = (
         In(0),
-        Packed(1, "depthwise0", partial(pack, fill=0)),
+        Packed(1, f"depthwise{fill}", partial(pack, fill=fill)),
         *(In(i) for i in extra_indices(node)),
         Out(0),
     )

@@ -85,8 +85,8 @@ def _product_sums(writer: Writer, line: Line, corner: Val, count: int, at: Val, 
             for c in range(count):
                 column = c * window.stride + t * window.dilation
                 if column not in seen:
-                    seen[column] = image.load(column * channels, lanes, mask)
+                    seen[column] = writer.pixel(image.load(column * channels, lanes, mask))
                 sums[c] = k.ops.fma(seen[column], factor, sums[c])
         return sums
 
-    return line.folded(emit, [writer.start(lanes)] * count)
+    return line.folded(emit, [writer.first_sums(at, mask, lanes)] * count)

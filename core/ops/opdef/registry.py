@@ -211,15 +211,16 @@ class Call(NodeView):
         run_graph: Callable[..., list[RuntimeValue]] | None = None,
         symbols: Mapping[str, int] | None = None,
         check: Callable[[], object] = bool,
-        fed: bool = False,
+        is_fed: Callable[[], bool] = bool,
     ) -> None:
         """`check` raises when the run must stop; open-ended operators call it repeatedly.
 
         `run_graph` returns the outputs of a nested graph for its inputs; None where no graph can run. `symbols` has the
-        values of symbols, empty in inference. `fed`: some inputs depend on the feeds of the run.
+        values of symbols, empty in inference. `is_fed` says whether some inputs depend on the feeds of the run; it is
+        called only for an error.
         """
         super().__init__(op, node)
-        self._fed = fed
+        self._is_fed = is_fed
         self.inputs = inputs
         self.check = check
         self._run_graph = run_graph
@@ -230,7 +231,7 @@ class Call(NodeView):
 
         ModelError if no input depends on the feeds: then no run can succeed.
         """
-        if self._fed:
+        if self._is_fed():
             raise FeedError(f"{describe(self.node)}: {message}")
         super().fail(message)
 

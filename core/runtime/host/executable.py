@@ -402,7 +402,7 @@ class Executable:
         node = prepared.node
         environment = prepared.constants | {v: self._read(context, n, v.name, boxed) for v in prepared.reads}
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols, context.check, prepared.fed)
+        results = run_node(node, arguments, environment, symbols, context.check, lambda: prepared.fed)
         if prepared.teaches:
             bind_result_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):

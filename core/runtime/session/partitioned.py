@@ -277,7 +277,7 @@ def _run_timed(
     `fed`: whether its inputs depend on the feeds; an error of the node is a FeedError then, otherwise a ModelError.
     """
     began = perf_counter_ns()
-    results = run_node(node, arguments, {}, known, fed=fed)
+    results = run_node(node, arguments, {}, known, is_fed=lambda: fed)
     taken.append(KernelRun(node.name, node.op, REFERENCE, "cpu", began, perf_counter_ns()))
     return results
 

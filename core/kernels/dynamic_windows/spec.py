@@ -94,9 +94,8 @@ def dynamic_pool(request: Request) -> KernelCall | None:
     """Selector of MaxPool without indices and AveragePool of float32 images with dynamic extents.
 
     MaxPool may have images of int8 or uint8. It also takes channels-first float32 images of known size, if vectors can
-    hold adjacent results. In other layouts the number
-    of channels must be a number. None for other nodes, if generated code cannot compute a dimension, and for dynamic
-    extents with `auto_pad` SAME_UPPER or SAME_LOWER.
+    hold adjacent results. In other layouts the number of channels must be a number. None for other nodes, if generated
+    code cannot compute a dimension, and for dynamic extents with `auto_pad` SAME_UPPER or SAME_LOWER.
     """
     node = request.node
     x, y, kernel = node.inputs[0], node.outputs[0], integers(node, "kernel_shape")

@@ -6,6 +6,7 @@ gRPC accepts connections in C and gives Python no access to them.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import stat
@@ -66,4 +67,7 @@ def _peer(fd: int, port: int) -> Peer | None:
         return None  # a listening socket, or closed by now
     finally:
         found.detach()
-    return Peer(plain_address(address), its_port)
+    peer = Peer(plain_address(address), its_port)
+    if its_port == port and ipaddress.ip_address(peer.address).is_loopback:
+        return None  # a client in this process whose own port happens to have the same number
+    return peer

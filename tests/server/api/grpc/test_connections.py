@@ -61,6 +61,18 @@ def silent(address: str, count: int, source: str = ATTACKER, sent: bytes = PREFA
         yield found
 
 
+def test_a_client_in_this_process_on_a_port_of_the_same_number_is_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", port)),
+            socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) as other,
+            server.accept()[0],
+            server.accept()[0],
+        ):
+            assert set(peers(port)) == {Peer(*other.getsockname())}
+
+
 def connections_shown(address: str) -> int:
     """The number of gRPC connections that the metrics of a server show."""
     shown = httpx.get(f"http://{address}/metrics").text

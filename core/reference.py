@@ -189,8 +189,7 @@ def determined_symbols(type_: ValueType) -> frozenset[str]:
     These are the symbols of dimensions with a single symbol, in which the dimension is linear.
     """
     dims = type_.shape or () if isinstance(type_, TensorType) else ()
-    alone = [(min(symbols(dim)), dim) for dim in dims if len(symbols(dim)) == 1]
-    return frozenset(name for name, dim in alone if affine(dim, name) is not None)
+    return frozenset(name for _, name, _, _ in _linear_dims(dims))
 
 
 def _solutions(value: Value, array: Any) -> list[tuple[str, int, int]]:

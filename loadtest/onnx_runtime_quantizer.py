@@ -20,13 +20,7 @@ def quantize_file(
     model: Path, small: Path, calibration: Iterable[Feeds] | None, activations: Literal["QUInt8", "QInt8"] = "QUInt8"
 ) -> None:
     """Write the int8 form of the file `model` to `small`: static with batches for calibration, dynamic without."""
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory() as folder:
@@ -35,14 +29,22 @@ def quantize_file(
         if calibration is None:
             quantize_dynamic(prepared, small, per_channel=True, weight_type=QuantType.QInt8)
             return
-        batches = iter(calibration)
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
-            def get_next(self) -> Feeds | None:
-                return next(batches, None)
-
         types = {"activation_type": QuantType[activations], "weight_type": QuantType.QInt8}
-        quantize_static(prepared, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
+        reader = calibration_reader(calibration)
+        quantize_static(prepared, small, reader, quant_format=QuantFormat.QDQ, per_channel=True, **types)
+
+
+def calibration_reader(batches: Iterable[Feeds]) -> Any:
+    """A CalibrationDataReader, which gives ONNX Runtime's quantizer one batch (inputs by name) after the other."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    left = iter(batches)
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
+        def get_next(self) -> Feeds | None:
+            return next(left, None)
+
+    return Reader()
 
 
 def quantize_weights_file(model: Path, small: Path, block: int = 32) -> None:

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import lathe
-from tests.calibration_batches import CalibrationBatches
+from loadtest.onnx_runtime_quantizer import calibration_reader
 from tests.onnx_runtime import plain_session
 from tests.random_numbers import RNG
 
@@ -70,7 +70,7 @@ def test_static_quantization(
     form: QuantFormat, activation: QuantType, per_channel: bool, model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "quantized.onnx"
-    reader = CalibrationBatches({"x": batch} for batch in BATCHES)
+    reader = calibration_reader({"x": batch} for batch in BATCHES)
     quantize_static(
         model, path, reader, quant_format=form, activation_type=activation, weight_type=QuantType.QInt8,
         per_channel=per_channel,

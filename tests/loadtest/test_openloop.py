@@ -114,33 +114,30 @@ def test_stop_ends_the_schedule_and_keeps_the_log() -> None:
     assert log.accepted.all()
 
 
-def test_capacity_is_the_rate_that_the_connections_get_answered() -> None:
-    async def twentieth(_call: Call) -> Answer:
-        await asyncio.sleep(0.05)
+def measured_capacity(delay: float, connections: int, seconds: float) -> float:
+    """The capacity of a server that takes `delay` seconds for a request."""
+
+    async def answer(_call: Call) -> Answer:
+        await asyncio.sleep(delay)
         return 200, b""
 
     async def run() -> float:
-        async with serving(twentieth) as url:
+        async with serving(answer) as url:
             target = Target(url)
-            return await capacity(target, [http_request("POST", "/", target.authority)], 4, 1.0)
+            return await capacity(target, [http_request("POST", "/", target.authority)], connections, seconds)
 
-    assert asyncio.run(run()) == pytest.approx(80, rel=0.3)
+    return asyncio.run(run())
+
+
+def test_capacity_is_the_rate_that_the_connections_get_answered() -> None:
+    assert measured_capacity(0.05, 4, 1.0) == pytest.approx(80, rel=0.3)
 
 
 def test_a_capacity_waits_for_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def late(_call: Call) -> Answer:
-        await asyncio.sleep(0.3)
-        return 200, b""
-
-    async def run() -> float:
-        async with serving(late) as url:
-            target = Target(url)
-            return await capacity(target, [http_request("POST", "/", target.authority)], 1, 0.01)
-
-    assert 0 < asyncio.run(run()) < 4
+    assert 0 < measured_capacity(0.3, 1, 0.01) < 4
     monkeypatch.setattr(openloop, "FIRST_ANSWER", 0.05)
     with pytest.raises(RuntimeError, match=r"no request was answered within 0\.06 s"):
-        asyncio.run(run())
+        measured_capacity(0.3, 1, 0.01)
 
 
 def test_answers_are_separated_however_their_bytes_arrive() -> None:

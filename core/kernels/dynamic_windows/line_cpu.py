@@ -78,15 +78,15 @@ class Writer:
         dtype = self.spec.computed
         return self.kernel.constant(lowest(dtype) if self.spec.kind == "max" else 0, dtype, lanes)
 
-    def first_sums(self, at: Val, mask: Val | None, lanes: int) -> Val:
+    def first_sums(self, at: Val, mask: Val | None) -> Val:
         """A vector of totals before the first product, for channels from `at` on.
 
         Bytes outside the image count as `fill`: the sums of a window of it are in the line after the weights, and
         `pixel` subtracts it from the others.
         """
         if not self.spec.fill or self.weights is None:
-            return self.start(lanes)
-        return self.weights.at(at).load(self.spec.taps * self.spec.channels, lanes, mask)
+            return self.start(self.lanes)
+        return self.weights.at(at).load(self.spec.taps * self.spec.channels, self.lanes, mask)
 
     def pixel(self, value: Val) -> Val:
         """An element of the image as products take it."""
@@ -142,7 +142,7 @@ class Writer:
 
         def channels(at: Val, mask: Val | None) -> None:
             taps = self._taps(corner, (first, after), at, mask)
-            totals = line.folded(taps, [self.first_sums(at, mask, self.lanes)])
+            totals = line.folded(taps, [self.first_sums(at, mask)])
             self.store(line.first + column, totals, at, mask, count)
 
         k.strip(self.spec.channels, channels, lanes=self.lanes)

@@ -89,4 +89,4 @@ def _product_sums(writer: Writer, line: Line, corner: Val, count: int, at: Val, 
                 sums[c] = k.ops.fma(seen[column], factor, sums[c])
         return sums
 
-    return line.folded(emit, [writer.first_sums(at, mask, lanes)] * count)
+    return line.folded(emit, [writer.first_sums(at, mask)] * count)

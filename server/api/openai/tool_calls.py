@@ -27,7 +27,7 @@ class ToolCallParser:
     def push(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """The content and the calls that have become certain with `text`, the next part of the text.
 
-        What earlier parts made certain is not repeated. Text that may belong to a call is held back.
+        Returns nothing that an earlier call has returned, and holds back text that may belong to a tool call.
         """
         self._held += text
         content, calls = "", []

@@ -19,7 +19,7 @@ from lathe.core.compress.static import StaticQuantization, quantize_static
 from lathe.core.errors import DataError, FeedError, UnsupportedError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType
-from tests.calibration_batches import CalibrationBatches
+from loadtest.onnx_runtime_quantizer import calibration_reader
 from tests.core.small_models import model
 from tests.random_numbers import RNG
 
@@ -96,7 +96,7 @@ def test_the_digits_lose_no_more_than_with_onnx_runtimes_quantizer(project: Path
     path = project / "model_repo" / "digits" / "2" / "model.onnx"
     rows, labels = digits()
     given, rest = batches("image", rows[:256]), {"image": rows[256:]}
-    theirs(str(path), str(tmp_path / "theirs.onnx"), CalibrationBatches(given), QuantFormat.QDQ, per_channel=True,
+    theirs(str(path), str(tmp_path / "theirs.onnx"), calibration_reader(given), QuantFormat.QDQ, per_channel=True,
            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
 
     def points(scores: Any) -> float:

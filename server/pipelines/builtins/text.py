@@ -6,6 +6,7 @@ long a text takes. So it runs in its own process; see `tokenizer_process`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Annotated
@@ -30,6 +31,7 @@ _PARSING = Limits(seconds=30.0, memory=2 << 30)
 _ENCODING = Limits(seconds=10.0, memory=2 << 30)
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
 _TOKENS = "tokens"
+_LIMITS = "limits"  # of a request, besides its texts: INT64 [2], see `Tokenize.limited`
 
 
 class TokenizeOptions(Options):
@@ -70,20 +72,35 @@ def _start(request: StepRequest, texts: Sequence[str]) -> Tokenize:
         raise BadPipeline(f"file {options.file!r}: not a valid tokenizer: {error}") from error
     except LimitExceeded as error:
         raise BadPipeline(f"file {options.file!r}: cannot be read: {error}") from error
-    return Tokenize(helper, options.max_bytes, texts)
+    return Tokenize(helper, options, texts)
 
 
 class Tokenize(HostStep):
     """Runs a tokenizer in a child process."""
 
-    def __init__(self, helper: StepProcess, max_bytes: int, texts: Sequence[str]) -> None:
+    def __init__(self, helper: StepProcess, options: TokenizeOptions, texts: Sequence[str]) -> None:
         """`texts`: the names of the inputs, whose texts form one row together."""
         super().__init__(
             [TensorSpec(name, "BYTES", (-1, 1)) for name in texts],
             [*(TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES), TensorSpec(_TOKENS, "INT64", (-1, 1))],
         )
         self._helper = helper
-        self._max_bytes = max_bytes
+        self._max_bytes = options.max_bytes
+        self._max_length = options.max_length
+
+    @property
+    def truncations(self) -> range:
+        """The numbers of tokens to which a request may have its texts truncated: special tokens are never left out."""
+        return range(max(int(self._helper.greeting), 1), self._max_length + 1)
+
+    def limited(self, inputs: Tensors, most: int) -> Tensors:
+        """The inputs of `execute` with which texts have at most `most` tokens, which is in `truncations`."""
+        return {**inputs, _LIMITS: np.array([most, 0])}
+
+    @staticmethod
+    def token_count(outputs: Tensors) -> int:
+        """The number of tokens of a request's texts, from the outputs of the step."""
+        return int(outputs[_TOKENS].sum())
 
     @property
     def memory_bytes(self) -> int:
@@ -120,14 +137,16 @@ class Tokenize(HostStep):
         return [one if isinstance(one, Exception) else _unpack_answer(next(answers)) for one in packed]
 
     def _pack(self, inputs: Tensors) -> bytes | BadRequest:
-        """The texts of a request, row by row."""
+        """The limits and the texts of a request, row by row."""
         try:
             for spec in self.inputs:
                 for row, item in enumerate(inputs[spec.name].ravel().tolist()):
                     self._check(f"{spec.name} {row}", to_bytes(item))
         except BadRequest as error:
             return error
-        return pack_strings(np.concatenate([inputs[spec.name] for spec in self.inputs], axis=1))
+        limits = inputs[_LIMITS].tolist() if _LIMITS in inputs else (0, 0)
+        texts = pack_strings(np.concatenate([inputs[spec.name] for spec in self.inputs], axis=1))
+        return struct.pack("<II", *limits) + texts
 
     def _check(self, name: str, data: bytes) -> None:
         if len(data) > self._max_bytes:

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=int, metavar="MIB", help="memory for keys and values of each model")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         outcome = asyncio.run(_run(args, Path(folder)))
@@ -110,7 +111,8 @@ def requests() -> list[dict[str, Any]]:
 
 
 async def _run(args: argparse.Namespace, folder: Path) -> Outcome:
-    outcome, server = Outcome(), Server(folder)
+    settings = {} if args.cache is None else {"LATHE_GENERATION_CACHE": str(args.cache << 20)}
+    outcome, server = Outcome(), Server(folder, settings)
     server.repository.mkdir()
     try:
         await server.start()

@@ -186,8 +186,12 @@ class TokenizingModel(LoadedModel, Protocol):
         """The numbers of tokens to which a request may have each of its texts truncated."""
         ...
 
-    def limited(self, inputs: Tensors, most: int) -> Tensors:
-        """Return the inputs of `execute` with which texts are truncated to `most` tokens, a number in `truncations`."""
+    def limited(self, inputs: Tensors, most: int, packed: bool) -> Tensors:
+        """Return the inputs of `execute` for a request.
+
+        Texts are truncated to `most` tokens, a number in `truncations`, or 0 if the request does not ask for it.
+        `packed`: all models that read the tokens pack, so nothing need be padded.
+        """
         ...
 
     def token_count(self, outputs: Tensors) -> int:

@@ -29,11 +29,16 @@ OnEnd = Callable[[Entry, Outcome], None]
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """A step of a pipeline as requests run it. `tokenizer`: its model, if that makes tokens of texts."""
+    """A step of a pipeline as requests run it.
+
+    `tokenizer`: its model, if that makes tokens of texts. `readers_pack` says whether all steps that read its outputs
+    pack sequences now.
+    """
 
     step: StepDef
     target: Target
     tokenizer: TokenizingModel | None = None
+    readers_pack: Callable[[], bool] = bool
 
 
 class StepEntry(Entry):
@@ -105,8 +110,8 @@ class PipelineRequest:
             servable = each.target()
             inputs = {name: self._use_tensor(tensor) for name, tensor in step.inputs.items()}
             group = servable.signature.group_of(inputs)
-            if each.tokenizer is not None and self._whole.most_tokens:
-                inputs = each.tokenizer.limited(inputs, self._whole.most_tokens)
+            if each.tokenizer is not None:
+                inputs = each.tokenizer.limited(inputs, self._whole.most_tokens, each.readers_pack())
             done = partial(self._step_done, index)
             entry = StepEntry(step.name, servable, inputs, group, done, self._whole)
             servable.submit(entry)

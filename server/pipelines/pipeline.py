@@ -75,6 +75,10 @@ class ModelStage:
             self._checked.add(found)
         return found
 
+    def latest(self) -> Servable:
+        """Return the version that the alias names, whatever part a canary has; raises ServerError if there is none."""
+        return self.resolver.resolve(self.name, self.step.selector)
+
     def _check(self, found: Servable) -> None:
         if not _has_interface(found.model, self.interface):
             raise Unavailable(
@@ -189,7 +193,7 @@ def _model_stages(model: LoadedModel) -> Iterator[ModelStage]:
 
 def _resolved_model(stage: ModelStage) -> list[LoadedModel]:
     try:
-        return [stage.resolver.resolve(stage.name, stage.step.selector).model]
+        return [stage.latest().model]
     except ServerError:
         return []  # not loaded: reaches no model now
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ class PipelineRunner:
         self.stats = stats
         self.policy = BatchPolicy()
         self._own = own
-        self._steps = [_flow_step(stage, own) for stage in model.stages]
+        self._steps = [_flow_step(stage, model.stages, own) for stage in model.stages]
         self._outputs = [spec.name for spec in model.outputs]
         self._flows: dict[Entry, PipelineRequest] = {}
         self._backlog = Backlog()
@@ -180,10 +180,24 @@ class PipelineRunner:
         return flow
 
 
-def _flow_step(stage: Stage, own: Mapping[str, Servable]) -> FlowStep:
+def _flow_step(stage: Stage, stages: Sequence[Stage], own: Mapping[str, Servable]) -> FlowStep:
     if isinstance(stage, ModelStage):
         return FlowStep(stage.step, stage.servable)
-    return FlowStep(stage.step, partial(_constant, own[stage.step.name]), as_tokenizing(stage.model))
+    servable, tokenizer = own[stage.step.name], as_tokenizing(stage.model)
+    if tokenizer is None:
+        return FlowStep(stage.step, partial(_constant, servable))
+    made = set(stage.step.outputs.values())
+    readers = [each for each in stages if not made.isdisjoint(each.step.inputs.values())]
+    return FlowStep(stage.step, partial(_constant, servable), tokenizer, partial(_all_pack, readers, own))
+
+
+def _all_pack(stages: Sequence[Stage], own: Mapping[str, Servable]) -> bool:
+    """Whether the versions that run these steps now pack sequences."""
+    try:
+        found = [each.latest() if isinstance(each, ModelStage) else own[each.step.name] for each in stages]
+    except ServerError:
+        return False  # the step itself reports it
+    return all(servable.signature.ragged for servable in found)
 
 
 def _constant(servable: Servable) -> Servable:

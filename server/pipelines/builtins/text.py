@@ -27,6 +27,7 @@ if find_spec("tokenizers") is None:
 
 _MAX_FILE_BYTES = 64 << 20  # bytes of tokenizer.json
 _MODULE = "lathe.server.pipelines.tokenizer_process"
+_MULTIPLE = 16  # tokens: requests of similar lengths share batches, and few lengths need code of their own
 _PARSING = Limits(seconds=30.0, memory=2 << 30)
 _ENCODING = Limits(seconds=10.0, memory=2 << 30)
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -39,7 +40,8 @@ class TokenizeOptions(Options):
 
     file: str = DEFAULT_FILES["tokenize"]
     max_length: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # tokens; longer texts are truncated
-    multiple: Annotated[int, Field(ge=1, le=1 << 20)] = 16  # lengths are padded to a multiple of this
+    # Lengths are padded to a multiple of this number. Default: 1 if all steps that read tokens pack, otherwise 16.
+    multiple: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     max_bytes: Annotated[int, Field(ge=1)] = 1 << 16  # bytes of one text
 
 
@@ -65,7 +67,7 @@ def tokenize_pair(request: StepRequest) -> Tokenize:
 
 def _start(request: StepRequest, texts: Sequence[str]) -> Tokenize:
     options = request.read(TokenizeOptions)
-    arguments = [str(options.max_length), str(options.multiple), str(len(texts))]
+    arguments = [str(options.max_length), str(options.multiple or _MULTIPLE), str(len(texts))]
     try:
         helper = StepProcess(_MODULE, arguments, request.open(options.file, _MAX_FILE_BYTES), _PARSING, _ENCODING)
     except InvalidFile as error:
@@ -87,15 +89,21 @@ class Tokenize(HostStep):
         self._helper = helper
         self._max_bytes = options.max_bytes
         self._max_length = options.max_length
+        self._has_free_multiple = options.multiple is None
 
     @property
     def truncations(self) -> range:
         """The numbers of tokens to which a request may have its texts truncated: special tokens are never left out."""
         return range(max(int(self._helper.greeting), 1), self._max_length + 1)
 
-    def limited(self, inputs: Tensors, most: int) -> Tensors:
-        """The inputs of `execute` with which texts have at most `most` tokens, which is in `truncations`."""
-        return {**inputs, _LIMITS: np.array([most, 0])}
+    def limited(self, inputs: Tensors, most: int, packed: bool) -> Tensors:
+        """The inputs of `execute` with which texts have at most `most` tokens, which is 0 or in `truncations`.
+
+        0: `max_length`. `packed`: the steps that read the tokens pack, so they are padded only as far as the options
+        ask for it.
+        """
+        multiple = 1 if packed and self._has_free_multiple else 0
+        return {**inputs, _LIMITS: np.array([most, multiple])} if most or multiple else inputs
 
     @staticmethod
     def token_count(outputs: Tensors) -> int:

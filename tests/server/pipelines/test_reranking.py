@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from lathe.server.access.quotas import Quota, Quotas
-from tests.server.pipelines.test_examples import Running, running  # noqa: F401 - a fixture
+from tests.server.pipelines.test_examples import Running, embed_by_hand, running  # noqa: F401 - a fixture
 from tests.server.server_thread import until
 
 WORDS = ["iris", "wine", "petal", "sepal", "alcohol", "italian", "flower", "length", "width", "the", "of", "a"]
@@ -231,28 +232,54 @@ def test_a_pipeline_without_an_output_for_tokens_counts_them(url: str, running: 
 
 
 def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running) -> None:  # noqa: F811
-    """Twelve lengths, which nothing fills up: without packing each run has pairs of one length."""
+    """Twelve lengths, which nothing fills up. Without packing, each run has pairs of one length, filled up to 16."""
     folder = running.root.parent / "packed"
     folder.mkdir()
     (folder / "cross.onnx").write_bytes(cross_encoder())
-    text = PIPELINE.replace('"cross"', '"packed-cross"').replace("multiple = 8", "multiple = 1")
+    text = PIPELINE.replace('"cross"', '"packed-cross"').replace(", multiple = 8", "")
     (folder / "pipeline.toml").write_text(text)
     tokenizer().save(str(folder / "tokenizer.json"))
     running.client.upload("packed-cross", folder / "cross.onnx")
     running.client.upload("packed", folder / "pipeline.toml")
     documents = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
     expected = expected_scores(QUERY, documents)
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
 
-    def ranked() -> int:
-        before = runs(url, "packed-cross")
-        results = rerank(url, model="packed", documents=documents).json()["results"]
-        found = [each["relevance_score"] for each in results]
-        np.testing.assert_allclose(found, [expected[each["index"]] for each in results], atol=1e-6)
-        return runs(url, "packed-cross") - before
+    def ranked() -> tuple[int, int]:
+        """The numbers of runs, and of tokens in packed runs."""
+        before, stats = runs(url, "packed-cross"), plane.resolve("packed-cross").stats
+        packed = stats.packed_tokens
+        answer = rerank(url, model="packed", documents=documents).json()
+        found = [each["relevance_score"] for each in answer["results"]]
+        np.testing.assert_allclose(found, [expected[each["index"]] for each in answer["results"]], atol=1e-6)
+        return runs(url, "packed-cross") - before, stats.packed_tokens - packed
 
-    assert ranked() >= 12
-    (running.root / "packed-cross" / "config.toml").write_text("[compile]\npacking = 1024")
-    until(lambda: ranked() < 12)
+    lengths = [len(tokenizer().encode(QUERY, document).ids) for document in documents]
+    count, tokens = ranked()
+    assert count < 12 and tokens == sum(lengths)
+    (running.root / "packed-cross" / "config.toml").write_text("[compile]\npacking = 0")
+    until(lambda: ranked()[1] == 0)
+
+
+def test_texts_of_several_requests_share_packed_runs_of_all_steps(url: str, running: Running) -> None:  # noqa: F811
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    pool = plane.resolve("embedding").batcher._own["pool"]  # not in the registry, so it has no metrics
+    texts = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
+    alone = {text: embed_by_hand(text) for text in set(texts)}
+    before, pools, tokens = runs(url, "encoder"), pool.stats.execution_count, pool.stats.packed_tokens
+
+    def embedded(_: int) -> tuple[int, list[list[float]]]:
+        body = {"model": "embedding", "input": texts}
+        answer = httpx.post(url.replace("rerank", "embeddings"), json=body, timeout=60).json()
+        return answer["usage"]["total_tokens"], [each["embedding"] for each in answer["data"]]
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = [*threads.map(embedded, range(4))]
+    for _, found in answers:
+        np.testing.assert_allclose(found, [alone[text] for text in texts], atol=1e-5)
+    assert runs(url, "encoder") - before < 4 * 12
+    assert pool.stats.execution_count - pools < 4 * 12
+    assert pool.stats.packed_tokens - tokens == sum(count for count, _ in answers)
 
 
 @pytest.mark.parametrize(

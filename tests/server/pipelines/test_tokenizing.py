@@ -124,11 +124,20 @@ def ids(outcomes: Sequence[Tensors | Exception]) -> list[Any]:
 def test_each_request_has_its_own_most_tokens(step: Tokenize) -> None:
     assert step.truncations == range(1, 9)
     words = {"text": column(b"one two three one two three")}
-    outcomes = step.execute_each([words, step.limited(words, 2), step.limited(words, 5), words])
+    outcomes = step.execute_each([words, step.limited(words, 2, True), step.limited(words, 5, False), words])
     assert [one["input_ids"].tolist() for one in outcomes if not isinstance(one, Exception)] == [
         [[1, 2, 3, 1, 2, 3, 4, 4]], [[1, 2]], [[1, 2, 3, 1, 2]], [[1, 2, 3, 1, 2, 3, 4, 4]],
     ]  # fmt: skip
     assert [step.token_count(one) for one in outcomes if not isinstance(one, Exception)] == [6, 2, 5, 6]
+
+
+@pytest.mark.parametrize(("options", "lengths"), [({}, (2, 16)), ({"multiple": 4}, (4, 4))])
+def test_nothing_is_padded_for_steps_that_pack(words: Path, options: dict[str, int], lengths: tuple[int, int]) -> None:
+    """Unless the pipeline asks for it."""
+    with closing(tokenize(words, **options)) as step:
+        given = {"text": column(b"one two")}
+        outcomes = step.execute_each([step.limited(given, 0, packed) for packed in (True, False)])
+    assert tuple(one["input_ids"].shape[1] for one in outcomes if not isinstance(one, Exception)) == lengths
 
 
 def test_waiting_requests_are_sent_to_the_process_together(step: Tokenize, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,8 +154,8 @@ class Settings(BaseSettings):
     client_token_rate: float | None = Field(
         None,
         ge=LEAST_RATE,
-        description="Limit of language models' tokens per second of each client, prompts and generated texts together; "
-        "further requests get 429. Unset: no limit.",
+        description="Limit of language models' tokens per second of each client: prompts, generated texts, and texts "
+        "for embeddings and rankings; further requests get 429. Unset: no limit.",
     )
     client_token_burst: float | None = Field(
         None,

@@ -32,6 +32,7 @@ import numpy as np
 from lathe.core.compiler import code_cache, custom_operators, pipeline
 from lathe.core.compiler import compile as compile_module
 from lathe.core.compiler.options import Options, with_placement
+from lathe.core.compiler.packing import takes_tokens
 from lathe.core.errors import DeviceMemoryError, FeedError, LatheError
 from lathe.core.exit_status import ExitStatus
 from lathe.core.frontends.onnx import load
@@ -112,6 +113,7 @@ def compile_stage(arguments: argparse.Namespace) -> None:
     code in the cache, so that a session of the artifact serves sequences of every length at once. Unfinished files of
     an earlier attempt are deleted.
     """
+    graph = read_parsed(arguments.ir)
     options = pipeline.make_options(
         arguments.device,
         arguments.precision,
@@ -120,11 +122,10 @@ def compile_stage(arguments: argparse.Namespace) -> None:
         True,
         arguments.cache,
         arguments.tune,
-        packing=arguments.packing,
+        packing=arguments.packing or (arguments.token_packing if takes_tokens(graph) else None),
     )
     if arguments.device_memory is not None:
         options = with_placement(options, "first", {arguments.device: arguments.device_memory})
-    graph = read_parsed(arguments.ir)
     arguments.out.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in arguments.out.glob(f".{COMPILED}.*"):  # left by an attempt that was interrupted
         left.unlink()
@@ -201,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--device", default="cpu")
     compiling.add_argument("--device-memory", type=int)
     compiling.add_argument("--packing", type=int)
+    compiling.add_argument("--token-packing", type=int, help="as --packing, but only for models of tokens")
     compiling.add_argument("--tune", default="default")
     compiling.add_argument("--cache", default=cache_dir())
     specialising = stages.add_parser("specialise")

@@ -29,10 +29,10 @@ def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, 
     together, proof = assume_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe_proven(together, options, proof)
-    sized = find_dynamic_shapes(together, description.batching, options)
+    sized = find_dynamic_shapes(together, description.batching, options, _is_packed(description))
     if not sized.whole and (shaded := with_length_inputs(together)) is not together:
         other = describe(shaded, options)
-        found = find_dynamic_shapes(shaded, other.batching, options)
+        found = find_dynamic_shapes(shaded, other.batching, options, _is_packed(other))
         if found.whole:
             together, description, sized = shaded, other, found
     in_parts = bool(sized.binding) and not sized.whole
@@ -46,6 +46,10 @@ def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, 
 def describe(graph: Graph, options: Options) -> Description:
     """The description of a graph without changes to its inputs, and without a search for dynamic-shape code."""
     return _describe_proven(graph, options, rows(graph))
+
+
+def _is_packed(description: Description) -> bool:
+    return description.packing is not None and description.packing.packable
 
 
 def _describe_proven(graph: Graph, options: Options, proof: BatchInfo) -> Description:

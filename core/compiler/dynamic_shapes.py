@@ -75,9 +75,12 @@ class DynamicShapes:
     optimized: OptimizedGraph | None = None
 
 
-def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> DynamicShapes:
-    """Facts about the dynamic-shape code that a model gets; an empty `binding` if it gets none."""
-    if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
+def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options, packed: bool = False) -> DynamicShapes:
+    """Facts about the dynamic-shape code that a model gets; an empty `binding` if it gets none.
+
+    `packed`: its sequences run packed, in code that serves all lengths already.
+    """
+    if graph.states or packed or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return DynamicShapes()
     try:
         bound = _bind_sizes(graph)

@@ -8,7 +8,9 @@ from functools import cache
 
 from lathe.core.compiler.dynamic_shapes import MakePart
 from lathe.core.compiler.options import Options
+from lathe.core.ir.dim import symbols
 from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef.registry import describe
 from lathe.core.passes.pipeline import Options as PassOptions
 from lathe.core.passes.pipeline import optimize, prepare
@@ -31,6 +33,17 @@ def pack_info(graph: Graph, options: Options) -> PackInfo:
     if isinstance(found, str) or reason:
         return PackInfo(False, reason, tokens)
     return PackInfo(True, f"no token depends on another sequence than its own, along '{found.symbol}'", tokens)
+
+
+def takes_tokens(graph: Graph) -> bool:
+    """Whether all inputs are integers [batch, length], as those of text encoders are: ids, masks, types."""
+    return bool(graph.inputs) and all(_is_token_array(value.type) for value in graph.inputs)
+
+
+def _is_token_array(type_: ValueType) -> bool:
+    if not isinstance(type_, TensorType) or type_.dtype not in (DType.INT64, DType.INT32):
+        return False
+    return type_.shape is not None and len(type_.shape) == 2 and bool(symbols(type_.shape[1]))
 
 
 def make_packed_maker(

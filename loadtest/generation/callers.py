@@ -8,7 +8,8 @@ at once, and requests that cannot succeed. Then the server is killed and started
   were closer than 1e-4, alone and in the other run.
 - A request that cannot succeed gets a clear error of its own: a prompt longer than the window, a grammar that cannot
   end, a broken chat template, a GGUF file with lying sizes.
-- No page of the cache is in use afterwards, and memory does not grow: the second half of the time adds at most 5%.
+- Afterwards no page of the cache is in use, and the server has no more file descriptors than before. Memory does not
+  grow: the second half of the time adds at most 5%.
 - Texts are the same after a kill and a restart.
 """
 
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
 import random
 import shutil
 import struct
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=int, metavar="MIB", help="memory for keys and values of each model")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         outcome = asyncio.run(_run(args, Path(folder)))
@@ -107,7 +111,8 @@ def requests() -> list[dict[str, Any]]:
 
 
 async def _run(args: argparse.Namespace, folder: Path) -> Outcome:
-    outcome, server = Outcome(), Server(folder)
+    settings = {} if args.cache is None else {"LATHE_GENERATION_CACHE": str(args.cache << 20)}
+    outcome, server = Outcome(), Server(folder, settings)
     server.repository.mkdir()
     try:
         await server.start()
@@ -116,8 +121,13 @@ async def _run(args: argparse.Namespace, folder: Path) -> Outcome:
         await asyncio.to_thread(_publish, url, args.model, folder)
         async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=_LONG, limits=_LIMITS) as client:
             alone = [await _ask(client, each) for each in requests()]
+            before = await _lowest_descriptors(server, 0)
             await _traffic(client, alone, args, outcome, server, url, folder)
             await _await_idle(client, url, outcome)
+            after = await _lowest_descriptors(server, before)
+        outcome.counts |= Counter({"file descriptors before": before, "file descriptors afterwards": after})
+        if after > before:
+            outcome.wrong.append(f"file descriptors grew from {before} to {after}")
         await server.kill()
         await server.start()
         await server.await_ready(time.monotonic())
@@ -179,7 +189,17 @@ def _text_of(choice: Mapping[str, Any]) -> Text:
 def _compare(found: Text, alone: Text, where: str, outcome: Outcome) -> None:
     if found.text == alone.text and found.reason == alone.reason:
         outcome.count("texts that are equal")
-        return
+    else:
+        _judge_difference(found, alone, where, outcome)
+
+
+def _compare_beginning(found: Text, alone: Text, where: str, outcome: Outcome) -> None:
+    if not alone.text.startswith(found.text):
+        _judge_difference(found, alone, where, outcome)
+
+
+def _judge_difference(found: Text, alone: Text, where: str, outcome: Outcome) -> None:
+    """A difference is right only after a token to which another one was as likely, in both runs."""
     pairs = zip(found.tokens, alone.tokens, strict=False)
     first = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
     if first is not None:
@@ -200,9 +220,11 @@ async def _traffic(
         for number in range(args.callers)
     ]
     disturbing = asyncio.create_task(_disturb(client, url, folder, until, outcome))
+    series = asyncio.create_task(_watch_memory(server, outcome))
     await asyncio.sleep(30 * args.minutes)
     half = _resident(server)
     await asyncio.gather(*callers, disturbing)
+    series.cancel()
     end = _resident(server)
     outcome.counts |= Counter({"MiB in the middle": half >> 20, "MiB at the end": end >> 20})
     if end > GROWTH * half:
@@ -241,8 +263,8 @@ async def _stream(
         async for line in answer.aiter_lines():
             if leaves is not None and events >= leaves:
                 outcome.count("callers that left")
-                if not alone.text.startswith(text):
-                    outcome.wrong.append(f"{where}: a stream began with {text!r}, alone {alone.text!r}")
+                begun = Text(text, tuple(tokens), tuple(logprobs), tuple(seconds), None)
+                _compare_beginning(begun, alone, f"{where}, left", outcome)
                 return
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -341,6 +363,24 @@ async def _await_idle(client: httpx.AsyncClient, url: str, outcome: Outcome) -> 
             return
         await asyncio.sleep(0.1)
     outcome.wrong.append(f"pages are in use without texts: {used}")
+
+
+async def _watch_memory(server: Server, outcome: Outcome) -> None:
+    """Note the resident memory after each minute."""
+    for minute in itertools.count(1):
+        await asyncio.sleep(60)
+        outcome.counts[f"MiB after minute {minute:2}"] = _resident(server) >> 20
+
+
+async def _lowest_descriptors(server: Server, wanted: int) -> int:
+    """The number of file descriptors of the server's process, the least within five seconds; not below `wanted`."""
+    least = len(os.listdir(f"/proc/{server.pid}/fd"))
+    for _ in range(50):
+        if least <= wanted:
+            break
+        await asyncio.sleep(0.1)
+        least = min(least, len(os.listdir(f"/proc/{server.pid}/fd")))
+    return least
 
 
 def _resident(server: Server) -> int:

@@ -177,6 +177,28 @@ class SeparateModel(LoadedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class TokenizingModel(LoadedModel, Protocol):
+    """A model that makes tokens of texts."""
+
+    @property
+    def truncations(self) -> range:
+        """The numbers of tokens to which a request may have each of its texts truncated."""
+        ...
+
+    def limited(self, inputs: Tensors, most: int, packed: bool) -> Tensors:
+        """Return the inputs of `execute` for a request.
+
+        Texts are truncated to `most` tokens, a number in `truncations`, or 0 if the request does not ask for it.
+        `packed`: all models that read the tokens pack, so nothing need be padded.
+        """
+        ...
+
+    def token_count(self, outputs: Tensors) -> int:
+        """Return the number of tokens of a request's texts, from the outputs of the model."""
+        ...
+
+
 def as_endless(model: LoadedModel) -> EndlessModel | None:
     """Return the model if its runs may go on for ever, otherwise None."""
     return model if isinstance(model, EndlessModel) and model.may_not_end else None
@@ -205,6 +227,11 @@ def shape_predicate(model: LoadedModel) -> Fits | None:
 def as_packing(model: LoadedModel) -> PackingModel | None:
     """Return the model if it packs sequences, otherwise None."""
     return model if isinstance(model, PackingModel) and model.packs else None
+
+
+def as_tokenizing(model: LoadedModel) -> TokenizingModel | None:
+    """Return the model if it makes tokens of texts, otherwise None."""
+    return model if isinstance(model, TokenizingModel) else None
 
 
 class Backend(Protocol):

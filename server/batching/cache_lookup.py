@@ -44,12 +44,12 @@ class CacheLookup:
         if entry.nbytes > INLINE_BYTES:
             entry.state = State.RUNNING  # not queued yet: cancelling must not remove it from the queue
             self._start(self._look_up_in_thread(entry, started))
-        elif not self._answer(entry, inputs_digest(entry.inputs), started):
+        elif not self._answer(entry, _key(entry), started):
             self._queue(entry)
 
     async def _look_up_in_thread(self, entry: Entry, started: float) -> None:
         try:
-            key = await asyncio.to_thread(inputs_digest, entry.inputs)
+            key = await asyncio.to_thread(_key, entry)
             if entry.state is State.DONE:  # its caller left
                 return
             entry.state = State.WAITING
@@ -94,3 +94,9 @@ class CacheLookup:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _key(entry: Entry) -> bytes:
+    """What the outputs of a request depend on: its inputs, and to how many tokens its texts are truncated."""
+    digest = inputs_digest(entry.inputs)
+    return b"%b %d" % (digest, entry.most_tokens) if entry.most_tokens else digest

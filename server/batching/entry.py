@@ -34,6 +34,10 @@ class State(Enum):
 WAITING, STAGED, RUNNING, DONE = State  # global names: looking up a member of an Enum takes ten times as long
 
 
+def _ignore(_outcome: Outcome) -> None:
+    """The callback of a request whose caller left, or has not set it yet."""
+
+
 class Entry:
     """A request's tensors, deadline and the callback that takes its outcome.
 
@@ -52,6 +56,7 @@ class Entry:
         "group",
         "id",
         "inputs",
+        "most_tokens",
         "nbytes",
         "padded",
         "parts",
@@ -61,6 +66,7 @@ class Entry:
         "since",
         "state",
         "timer",
+        "tokens",
         "trace",
         "work",
     )
@@ -69,7 +75,7 @@ class Entry:
         self,
         inputs: Tensors,
         group: BatchGroup,
-        done: OnDone,
+        done: OnDone = _ignore,
         deadline: float | None = None,
         priority: int = 0,
         text: int = 0,
@@ -84,6 +90,8 @@ class Entry:
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = _size(inputs) + text
         self.padded: RequestPadding | None = None
+        self.most_tokens = 0  # to which steps truncate each text; 0: as they are configured
+        self.tokens = 0  # that steps have made of texts so far
         self.charged_rows = 0  # rows that were already charged to the client's quota
         self.client = ""  # the clients of a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
@@ -161,7 +169,3 @@ def _size(inputs: Tensors) -> int:
     for array in inputs.values():
         nbytes += array.size * ELEMENT_OVERHEAD if array.dtype.hasobject else array.nbytes
     return nbytes
-
-
-def _ignore(_outcome: Outcome) -> None:
-    """The callback of a request whose caller left."""

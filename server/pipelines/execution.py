@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from lathe.server.backends.base import TokenizingModel
 from lathe.server.batching.entry import Entry, OnDone, Outcome
 from lathe.server.batching.signature import BatchGroup
 from lathe.server.errors import Internal, ServerError
@@ -25,6 +27,20 @@ OnStepDone = Callable[[str, float], None]  # called with the name and the second
 OnEnd = Callable[[Entry, Outcome], None]
 
 
+@dataclass(frozen=True, slots=True)
+class FlowStep:
+    """A step of a pipeline as requests run it.
+
+    `tokenizer`: its model, if that makes tokens of texts. `readers_pack` says whether all steps that read its outputs
+    pack sequences now.
+    """
+
+    step: StepDef
+    target: Target
+    tokenizer: TokenizingModel | None = None
+    readers_pack: Callable[[], bool] = bool
+
+
 class StepEntry(Entry):
     """The request of one step, in the queue of the version that runs it."""
 
@@ -35,6 +51,7 @@ class StepEntry(Entry):
     ) -> None:
         super().__init__(inputs, group, done, whole.deadline, whole.priority)
         self.client, self.id, self.trace = whole.client, whole.id, whole.trace
+        self.most_tokens = whole.most_tokens
         self.since = monotonic()  # kept if the response cache answers; otherwise set again when it is queued
         self.step = step
         self.ref: ModelRef = servable.ref
@@ -50,7 +67,7 @@ class PipelineRequest:
     """
 
     def __init__(
-        self, steps: list[tuple[StepDef, Target]], outputs: list[str], whole: Entry, took: OnStepDone, ended: OnEnd
+        self, steps: Sequence[FlowStep], outputs: list[str], whole: Entry, took: OnStepDone, ended: OnEnd
     ) -> None:
         self._steps = steps
         self._outputs = outputs
@@ -59,8 +76,8 @@ class PipelineRequest:
         self._ended = ended
         self._tensors: Tensors = dict(whole.inputs)
         self._uses = Counter(outputs)
-        for step, _ in steps:
-            self._uses.update(step.inputs.values())
+        for each in steps:
+            self._uses.update(each.step.inputs.values())
         self._waiting = list(range(len(steps)))
         self._running: dict[int, tuple[Servable, StepEntry]] = {}
         self._is_stopped = False
@@ -82,16 +99,19 @@ class PipelineRequest:
         self._tensors.clear()
 
     def _start_ready(self) -> None:
-        for index in [i for i in self._waiting if self._tensors.keys() >= set(self._steps[i][0].inputs.values())]:
+        for index in [i for i in self._waiting if self._tensors.keys() >= set(self._steps[i].step.inputs.values())]:
             self._waiting.remove(index)
             self._start_step(index)
 
     def _start_step(self, index: int) -> None:
-        step, target = self._steps[index]
+        each = self._steps[index]
+        step = each.step
         try:
-            servable = target()
+            servable = each.target()
             inputs = {name: self._use_tensor(tensor) for name, tensor in step.inputs.items()}
             group = servable.signature.group_of(inputs)
+            if each.tokenizer is not None:
+                inputs = each.tokenizer.limited(inputs, self._whole.most_tokens, each.readers_pack())
             done = partial(self._step_done, index)
             entry = StepEntry(step.name, servable, inputs, group, done, self._whole)
             servable.submit(entry)
@@ -110,22 +130,25 @@ class PipelineRequest:
             return
         _, entry = self._running.pop(index)
         entry.ended = monotonic()
-        step = self._steps[index][0]
-        self._took(step.name, entry.ended - entry.since)
+        each = self._steps[index]
+        self._took(each.step.name, entry.ended - entry.since)
+        self._whole.tokens += entry.tokens  # of a pipeline as a step
         try:
-            self._continue(step, outcome)
+            self._continue(each, outcome)
         except ServerError as error:
             self._end(error)
         except Exception as error:  # any failure: the caller is waiting for an answer
-            log.exception("step %r", step.name)
-            self._end(Internal(f"the steps after {step.name!r} could not be run ({type(error).__name__})"))
+            log.exception("step %r", each.step.name)
+            self._end(Internal(f"the steps after {each.step.name!r} could not be run ({type(error).__name__})"))
 
-    def _continue(self, step: StepDef, outcome: Outcome) -> None:
+    def _continue(self, each: FlowStep, outcome: Outcome) -> None:
         if isinstance(outcome, ServerError):
-            raise with_step(step.name, outcome)
+            raise with_step(each.step.name, outcome)
         if isinstance(outcome, Exception):
             raise outcome
-        for name, tensor in step.outputs.items():
+        if each.tokenizer is not None:
+            self._whole.tokens += each.tokenizer.token_count(outcome)
+        for name, tensor in each.step.outputs.items():
             if self._uses[tensor]:
                 self._tensors[tensor] = outcome[name]
         self._start_ready()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from lathe.server.backends.base import LoadedModel, devices, lost_reason
+from lathe.server.backends.base import LoadedModel, as_tokenizing, devices, lost_reason
 from lathe.server.errors import ServerError, Unavailable
 from lathe.server.pipelines.definition import StepDef
 from lathe.server.pipelines.type_check import is_compatible
@@ -75,6 +75,10 @@ class ModelStage:
             self._checked.add(found)
         return found
 
+    def latest(self) -> Servable:
+        """Return the version that the alias names, whatever part a canary has; raises ServerError if there is none."""
+        return self.resolver.resolve(self.name, self.step.selector)
+
     def _check(self, found: Servable) -> None:
         if not _has_interface(found.model, self.interface):
             raise Unavailable(
@@ -137,6 +141,12 @@ class Pipeline:
         """The versions that its steps name by number."""
         return frozenset(stage.step.pin for stage in self.stages if stage.step.pin is not None)
 
+    @property
+    def truncations(self) -> range:
+        """The numbers of tokens to which all steps can truncate texts; empty if no step makes tokens of texts."""
+        ranges = [each for stage in self.stages if (each := _truncations(stage))]
+        return range(max(each.start for each in ranges), min(each.stop for each in ranges)) if ranges else range(0)
+
     def execute(self, inputs: Tensors) -> Tensors:
         """Run the steps one after the other on this thread, without their queues; for the warm-up."""
         tensors = dict(inputs)
@@ -153,6 +163,15 @@ class Pipeline:
             if isinstance(stage, BuiltinStage):
                 stage.model.close()
         self._release()
+
+
+def _truncations(stage: Stage) -> range:
+    """The numbers of tokens to which a step can truncate texts, also in a pipeline that is a step."""
+    if isinstance(stage, BuiltinStage):
+        tokenizer = as_tokenizing(stage.model)
+        return tokenizer.truncations if tokenizer is not None else range(0)
+    models = _resolved_model(stage)
+    return models[0].truncations if models and isinstance(models[0], Pipeline) else range(0)
 
 
 def reachable_models(model: LoadedModel) -> frozenset[str]:
@@ -174,7 +193,7 @@ def _model_stages(model: LoadedModel) -> Iterator[ModelStage]:
 
 def _resolved_model(stage: ModelStage) -> list[LoadedModel]:
     try:
-        return [stage.resolver.resolve(stage.name, stage.step.selector).model]
+        return [stage.latest().model]
     except ServerError:
         return []  # not loaded: reaches no model now
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from lathe.server.backends.base import as_tokenizing
 from lathe.server.batching.admission import Admission
 from lathe.server.batching.backlog import Backlog, displaced
 from lathe.server.batching.entry import Entry, Outcome
@@ -15,9 +16,8 @@ from lathe.server.batching.execution import BatchResult
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.signature import BatchGroup
 from lathe.server.errors import DeadlineExceeded, Internal, Overloaded, ServerError
-from lathe.server.pipelines.definition import StepDef
-from lathe.server.pipelines.execution import PipelineRequest, Target, with_step
-from lathe.server.pipelines.pipeline import ModelStage, Pipeline
+from lathe.server.pipelines.execution import FlowStep, PipelineRequest, with_step
+from lathe.server.pipelines.pipeline import ModelStage, Pipeline, Stage
 from lathe.server.telemetry.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ class PipelineRunner:
         self.stats = stats
         self.policy = BatchPolicy()
         self._own = own
-        self._steps: list[tuple[StepDef, Target]] = [
-            (stage.step, stage.servable if isinstance(stage, ModelStage) else partial(_constant, own[stage.step.name]))
-            for stage in model.stages
-        ]
+        self._steps = [_flow_step(stage, model.stages, own) for stage in model.stages]
         self._outputs = [spec.name for spec in model.outputs]
         self._flows: dict[Entry, PipelineRequest] = {}
         self._backlog = Backlog()
@@ -103,10 +100,11 @@ class PipelineRunner:
         Raises the ServerError of a step whose model has no version that can answer, such as Unavailable.
         """
         ends: dict[str, float] = {}  # tensor -> seconds until it exists
-        for step, target in self._steps:
+        for each in self._steps:
+            step = each.step
             start = max(ends.get(tensor, 0.0) for tensor in step.inputs.values())
             try:
-                end = start + target().batcher.expected(rows, priority=priority)
+                end = start + each.target().batcher.expected(rows, priority=priority)
             except ServerError as error:
                 raise with_step(step.name, error) from error
             ends.update(dict.fromkeys(step.outputs.values(), end))
@@ -180,6 +178,26 @@ class PipelineRunner:
             self._drained.set()
             self._drained = None
         return flow
+
+
+def _flow_step(stage: Stage, stages: Sequence[Stage], own: Mapping[str, Servable]) -> FlowStep:
+    if isinstance(stage, ModelStage):
+        return FlowStep(stage.step, stage.servable)
+    servable, tokenizer = own[stage.step.name], as_tokenizing(stage.model)
+    if tokenizer is None:
+        return FlowStep(stage.step, partial(_constant, servable))
+    made = set(stage.step.outputs.values())
+    readers = [each for each in stages if not made.isdisjoint(each.step.inputs.values())]
+    return FlowStep(stage.step, partial(_constant, servable), tokenizer, partial(_all_pack, readers, own))
+
+
+def _all_pack(stages: Sequence[Stage], own: Mapping[str, Servable]) -> bool:
+    """Whether the versions that run these steps now pack sequences."""
+    try:
+        found = [each.latest() if isinstance(each, ModelStage) else own[each.step.name] for each in stages]
+    except ServerError:
+        return False  # the step itself reports it
+    return all(servable.signature.ragged for servable in found)
 
 
 def _constant(servable: Servable) -> Servable:

@@ -78,6 +78,7 @@ class StepProcess:
         self._closed = False
         self._child: _Child | None = None
         self._start_seconds = 0.0  # seconds that the start of the child took
+        self.greeting = b""  # what the child has sent when it was ready
         self._run_numbers = count(1)
         self._run: tuple[int, int] | None = None  # the thread that uses the child, and the number of its run
         self._since = 0.0  # start of that run, in monotonic seconds
@@ -174,7 +175,7 @@ class StepProcess:
         began = time.monotonic()
         child = _Child(self._command, self._file)
         try:
-            child.wait_until_ready(_Watch(child.pid, self._start_limits))
+            self.greeting = child.wait_until_ready(_Watch(child.pid, self._start_limits))
         except _ChildExited as error:
             child.end()
             raise Internal("the step's process did not start") from error
@@ -235,11 +236,15 @@ class _Child:
             kind, answer = self._answer(watch(self.pid))
             yield answer if kind == FrameKind.DONE else Internal(f"the step failed ({_text(answer)})")
 
-    def wait_until_ready(self, watch: _Watch) -> None:
-        """Wait until the child is ready; raises InvalidFile, Internal, LimitExceeded, _ChildExited."""
+    def wait_until_ready(self, watch: _Watch) -> bytes:
+        """Wait until the child is ready, and return what it says then.
+
+        Raises InvalidFile, Internal, LimitExceeded, _ChildExited.
+        """
         kind, answer = self._answer(watch)
         if kind != FrameKind.DONE:
             raise (InvalidFile if kind == FrameKind.REFUSED else Internal)(_text(answer))
+        return bytes(answer)
 
     def _answer(self, watch: _Watch) -> tuple[int, memoryview]:
         head = self._read(_HEAD, watch)

@@ -2,8 +2,10 @@
 
     python -m lathe.server.pipelines.tokenizer_process MAX_LENGTH MULTIPLE TEXTS DESCRIPTOR      (of tokenizer.json)
 
-`step_process` describes the frames. A request is a list of texts in UTF-8, each after four bytes for its length. TEXTS,
-1 or 2, of them form a row. An answer is two INT64, rows and length, and three arrays of rows * length INT64: token ids,
+`step_process` describes the frames. The first one says that the process is ready; its body is the number of special
+tokens of a row, in decimal digits. A request is two UINT32, then a list of texts in UTF-8, each after four bytes for
+its length. The two numbers take the place of MAX_LENGTH and MULTIPLE for this request, unless they are 0. TEXTS, 1 or
+2, of the texts form a row. An answer is two INT64, rows and length, and three arrays of rows * length INT64: token ids,
 attention mask, type ids.
 """
 
@@ -22,6 +24,7 @@ from tokenizers import Tokenizer
 
 DONE, REFUSED, FAILED = range(3)  # step_process.FrameKind, whose import would load the server's modules
 _HEAD = 9
+_LIMITS = "<II"  # of a request: the most tokens of a row, and the multiple up to which lengths are padded
 _PARSING_NICENESS = 5  # niceness while parsing, as for a compilation that a client waits for
 
 
@@ -32,18 +35,20 @@ def main(argv: Sequence[str]) -> None:
     os.dup2(2, 1)  # output of the library goes to stderr, not into the frames
     try:
         tokenizer = _parse(file, most)
+        special = tokenizer.num_special_tokens_to_add(count == 2)
     except BaseException as error:  # a panic of the Rust library is a BaseException
         _send(out, REFUSED, str(error)[:200].encode())
         return
-    _send(out, DONE, b"")
+    _send(out, DONE, b"%d" % special)
     while (requests := _receive()) is not None:
         for request in _parts(requests, "<Q"):
             try:
-                texts = [text.decode() for text in _parts(request, "<I")]
+                limits = struct.unpack_from(_LIMITS, request)
+                texts = [text.decode() for text in _parts(request[struct.calcsize(_LIMITS) :], "<I")]
                 rows: list[str] | list[tuple[str, str]] = (
                     texts if count == 1 else list(zip(texts[::2], texts[1::2], strict=True))
                 )
-                answer = _encode(tokenizer, rows, most, multiple)
+                answer = _encode(tokenizer, rows, limits[0] or most, limits[1] or multiple)
             except BaseException as error:
                 _send(out, FAILED, type(error).__name__.encode())
             else:
@@ -87,6 +92,7 @@ def _parts(whole: bytes, size: str) -> Iterator[bytes]:
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str] | list[tuple[str, str]], most: int, multiple: int) -> bytes:
+    tokenizer.enable_truncation(most)
     encodings = tokenizer.encode_batch(texts)
     longest = max((len(one) for one in encodings), default=1)
     length = min(max(-(-longest // multiple), 1) * multiple, max(most, longest))

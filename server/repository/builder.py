@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ from lathe.server.datatypes import NUMPY_OF
 from lathe.server.errors import BadRequest, ServerError, Unavailable, Unprocessable
 from lathe.server.processes.stage_children import Children
 from lathe.server.repository.artifacts import (
+    TOKEN_PACKING,
     ArtifactCache,
     BuildOptions,
     artifact_key,
@@ -69,21 +70,25 @@ class Builder:
         digest: str,
         owner: Owner,
         loading: Callable[[], None] = lambda: None,
+        packing: int | None = None,
     ) -> BuiltModel:
         """Compile and load a model file, whose sha256 is `digest`, with the configuration of `owner`.
 
+        `packing`: as in `BuildOptions`, if the configuration says nothing of it, and the model runs on the CPU.
         `loading` is called when the compiled code is in the cache. If a cached artifact does not load, the file is
         compiled again. The caller must close the model. Raises ServerError, such as OutOfMemory if the memory budget or
         a device is too small.
         """
         started, compilation = time.monotonic(), owner.config.build
-        artifact, model = await self._build(model_file, digest, owner, loading)
+        artifact, model = await self._build(model_file, digest, owner, loading, packing)
         return BuiltModel((artifact,), model, time.monotonic() - started, compilation)
 
     async def _build(
-        self, model_file: Path, digest: str, owner: Owner, loading: Callable[[], None]
+        self, model_file: Path, digest: str, owner: Owner, loading: Callable[[], None], packing: int | None
     ) -> tuple[Path, LoadedModel]:
         options = owner.config.compile.options(self._options)
+        if options.packing is None and options.device == "cpu":
+            options = replace(options, packing=packing)
         key = artifact_key(digest, options, self._compiler)
         artifact, compiled_now = await self._artifact(model_file, key, options)
         loading()
@@ -134,8 +139,7 @@ class Builder:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
         flags += ["--device", options.device]
         flags += ["--device-memory", str(options.device_memory)] if options.device_memory else []
-        packing = ["--packing", str(options.packing)] if options.packing else []
-        return [*flags, *packing, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
+        return [*flags, *_packing_flags(options), "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 
     def _load(self, artifact: Path, threads: int, owner: Owner) -> LoadedModel:
         claim = self._memory.claim(self._backend.needs(artifact), owner)
@@ -150,6 +154,12 @@ class Builder:
             model.close()
             raise
         return model
+
+
+def _packing_flags(options: BuildOptions) -> list[str]:
+    if options.packing is None:
+        return ["--token-packing", str(TOKEN_PACKING)] if options.device == "cpu" else []
+    return ["--packing", str(options.packing)] if options.packing else []
 
 
 def _parse_flags(model_file: Path) -> list[str]:

@@ -20,7 +20,7 @@ from lathe.server.access.quotas import LEAST_RATE, Quota
 from lathe.server.batching.padding import PaddingRule
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.repository import names
-from lathe.server.repository.artifacts import BuildOptions
+from lathe.server.repository.artifacts import TOKEN_PACKING, BuildOptions
 from lathe.server.settings import Device
 
 CONFIG = "config.toml"
@@ -213,10 +213,11 @@ class Compilation(_Section):
     )
     packing: int | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         le=1 << 20,
         description="Most tokens of a packed run, in which sequences of different lengths follow one another without "
-        "padding (Triton's ragged batches). Default: no packing.",
+        f"padding (Triton's ragged batches). 0: no packing. Default: {TOKEN_PACKING} on CPUs for models all of whose "
+        "inputs are integers [n, length], if they can be packed, otherwise 0.",
     )
 
     def options(self, server: BuildOptions) -> BuildOptions:
@@ -227,7 +228,7 @@ class Compilation(_Section):
             min(self.threads or server.threads, server.threads),
             self.device or server.device,
             self.device_memory or 0,
-            self.packing or 0,
+            server.packing if self.packing is None else self.packing,
         )
 
 

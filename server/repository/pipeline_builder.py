@@ -17,6 +17,7 @@ from lathe.server.pipelines.builtins.registry import find_maker
 from lathe.server.pipelines.definition import BadPipeline, StepDef, read_definition
 from lathe.server.pipelines.pipeline import BuiltinStage, ModelInterface, ModelStage, Pipeline, Stage, reachable_models
 from lathe.server.pipelines.type_check import Types, check_step, declared_types, topological_order
+from lathe.server.repository.artifacts import TOKEN_PACKING
 from lathe.server.repository.builder import Builder, BuiltModel, warm_up
 from lathe.server.repository.live_models import LiveModel, LiveModels
 from lathe.server.repository.memory_budget import Owner
@@ -147,7 +148,7 @@ class PipelineBuilder:
         with tempfile.TemporaryDirectory(prefix="lathe-step-") as folder:
             file = Path(folder) / "model.onnx"
             file.write_bytes(content)
-            return await self._builder.build(file, hashlib.sha256(content).hexdigest(), owner)
+            return await self._builder.build(file, hashlib.sha256(content).hexdigest(), owner, packing=TOKEN_PACKING)
 
 
 def _make(name: str, request: StepRequest) -> StepModel:

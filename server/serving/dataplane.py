@@ -69,7 +69,7 @@ class DataPlane:
         self.registry = registry
         self.authority = authority
         self.quotas = quotas
-        self.token_quotas: Quotas | None = None  # of the tokens of language models
+        self.token_quotas: Quotas | None = None  # of the tokens of language models, embeddings and rankings
         self.tracing: Tracing | None = None
         self.regions = Regions()  # of shared memory
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
@@ -212,14 +212,19 @@ class DataPlane:
         client's quota before; `text` is an upper bound of the bytes of all elements of BYTES tensors. If the task is
         cancelled, a waiting request is taken out of its queue. Raises the error of the request.
         """
+        entry = Entry(inputs, group, deadline=deadline, priority=priority, text=text)
+        entry.client, entry.id, entry.charged_rows = client, id, paid
+        return await self.outcome(servable, entry, traceparent)
+
+    async def outcome(self, servable: Servable, entry: Entry, traceparent: str) -> Tensors:
+        """Queue a request and return all outputs; its callback is set here. Otherwise as `execute`."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
             if not answered.done():  # it is done if this task was cancelled
                 answered.set_result(outcome)
 
-        entry = Entry(inputs, group, answer, deadline, priority, text)
-        entry.client, entry.id, entry.charged_rows = client, id, paid
+        entry.done = answer
         self.submit(servable, entry, traceparent)
         try:
             outcome = await answered

@@ -21,7 +21,7 @@ from lathe.server.batching.batcher import Batcher
 from lathe.server.batching.cache_lookup import CacheLookup
 from lathe.server.batching.cost_model import CostModel
 from lathe.server.batching.entry import Entry
-from lathe.server.batching.execution import run, run_each, run_packed
+from lathe.server.batching.execution import Execute, run, run_each, run_packed
 from lathe.server.batching.padding import PaddingRule
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.signature import BatchGroup, Signature
@@ -200,7 +200,7 @@ class ServableFactory:
             return Servable(
                 ref, model, PipelineRunner(model, self._builtin_steps(ref, model), self._admission(), stats)
             )
-        execute = run if as_packing(model) is None else run_packed
+        execute = _execute_of(model)
         return Servable(ref, model, Batcher(model, self._admission(), self._pool, stats, self._budget, execute))
 
     def _builtin_steps(self, ref: ModelRef, pipeline: Pipeline) -> dict[str, Servable]:
@@ -211,7 +211,7 @@ class ServableFactory:
     def _make_stage(self, pipeline: ModelRef, stage: BuiltinStage) -> Servable:
         ref = ModelRef(f"{pipeline.name}/{stage.step.name}", pipeline.version)
         budget = self._budget if stage.inline else 0.0
-        execute = run_each if stage.alone else run
+        execute = run_each if stage.alone else _execute_of(stage.model)
         batcher = Batcher(stage.model, self._admission(), self._pool, Statistics(ref), budget, execute)
         return Servable(ref, stage.model, batcher)
 
@@ -221,3 +221,8 @@ class ServableFactory:
     def forget(self, ref: ModelRef) -> None:
         """Drop the statistics of a deleted version."""
         self.book.forget(ref)
+
+
+def _execute_of(model: LoadedModel) -> Execute:
+    """How requests of a batch run: packed if the model packs, otherwise stacked."""
+    return run if as_packing(model) is None else run_packed

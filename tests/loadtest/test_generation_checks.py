@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lathe
-from loadtest.generation.callers import Outcome, Text, _break_template, _compare, requests
+from loadtest.generation.callers import Outcome, Text, _break_template, _compare, _compare_beginning, requests
 from loadtest.generation.lengths import counted, main, prompt_lengths
 from loadtest.generation.llama import Pair
 from tests.core.language.families import write_folder
@@ -32,6 +32,18 @@ ALONE = Text("a b", ("a", " b"), (-0.1, -0.5), (-3.0, -0.50004), "stop")
 def test_texts_differ_only_after_a_tie(other: Text, wrong: int) -> None:
     outcome = Outcome()
     _compare(other, ALONE, "here", outcome)
+    assert len(outcome.wrong) == wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "wrong"),
+    [("a", ("a",), 0), ("", (), 0), ("a c", ("a", " c"), 0), ("x", ("x",), 1), ("b", (), 1)],
+)
+def test_a_stream_that_is_left_began_like_the_text(text: str, tokens: tuple[str, ...], wrong: int) -> None:
+    """The second token of ALONE is a tie."""
+    outcome = Outcome()
+    begun = Text(text, tokens, ALONE.logprobs[: len(tokens)], ALONE.seconds[: len(tokens)], None)
+    _compare_beginning(begun, ALONE, "here", outcome)
     assert len(outcome.wrong) == wrong
 
 

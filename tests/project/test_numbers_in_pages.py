@@ -110,7 +110,7 @@ ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("pipelines", "(`tokenize`, at most {} MiB)", (text._MAX_FILE_BYTES / MIB,)),
     ("pipelines", "(`label`, at most {} MiB, UTF-8)", (labels._MAX_FILE_BYTES / MIB,)),
     ("pipelines", "most tokens of one text, by default {}", (text.TokenizeOptions().max_length,)),
-    ("pipelines", "a multiple of this number (by default {})", (text.TokenizeOptions().multiple,)),
+    ("pipelines", "By default {}, or 1 while all steps", (text._MULTIPLE,)),
     ("pipelines", "most bytes of one text, by default {}", (text.TokenizeOptions().max_bytes,)),
     ("pipelines", "by default `scale` is 1/{}", (1 / NormalizeOptions().scale,)),
     ("pipelines", "by default {}, at most {} and not more",

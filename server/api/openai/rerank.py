@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
-from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from lathe.server.api.openai.connected import while_connected
-from lathe.server.api.openai.item_results import item_results, specs_text, text_column, token_total
+from lathe.server.api.openai.item_answer import ItemAnswer, specs_text, text_column
 from lathe.server.api.openai.schemas import RerankRequest
-from lathe.server.api.openai.text_response import send_json
 from lathe.server.errors import BadRequest, Internal
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
@@ -24,38 +19,33 @@ from lathe.server.types import Tensors
 _QUERY, _DOCUMENT = "query", "document"
 
 
-class RerankAnswer(Response):
-    """The documents of a request, the best first. When the client disconnects, waiting documents leave the queue.
+class RerankAnswer(ItemAnswer):
+    """The documents of a request, the best first.
 
-    Each document is a request to the model of its own. The model has the inputs `query` and `document` BYTES [n, 1],
-    and one output FP32 [n, 1], which is the score; it may have an output `tokens` INT64 [n, 1].
+    The model has the inputs `query` and `document` BYTES [n, 1], and one output FP32 [n, 1], which is the score; it may
+    have an output `tokens` INT64 [n, 1].
     """
+
+    field = "documents"
 
     def __init__(self, plane: DataPlane, servable: Servable, client: str, asked: RerankRequest) -> None:
         """Raises BadRequest if the model makes no scores of a query and a document."""
-        self.status_code, self.background = 200, None
-        self._plane, self._servable, self._client, self._asked = plane, servable, client, asked
+        self._asked = asked
         self._output = _score_output(servable)
+        super().__init__(plane, servable, client, asked)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        traceparent = Headers(scope=scope).get("traceparent", "")
-        await while_connected(self._send(send, traceparent), receive)
-
-    async def _send(self, send: Send, traceparent: str) -> None:
+    def items(self) -> list[Tensors]:
         query = text_column(self._asked.query)
-        items: list[Tensors] = [{_QUERY: query, _DOCUMENT: text_column(text)} for text in self._asked.texts]
-        results = await item_results(self._plane, self._servable, self._client, items, "documents", traceparent)
-        await send_json(send, await asyncio.to_thread(self._body, results))
+        return [{_QUERY: query, _DOCUMENT: text_column(text)} for text in self._asked.texts]
 
-    def _body(self, results: list[Tensors]) -> bytes:
+    def document(self, results: Sequence[Tensors]) -> bytes:
         scores = np.array([self._score(outputs) for outputs in results])
         best = np.argsort(-scores, kind="stable")[: self._asked.top_n]
-        tokens = token_total(results)
         content = {
             "id": f"rerank-{secrets.token_hex(12)}",
             "model": self._asked.model,
             "results": [self._entry(int(index), float(scores[index])) for index in best],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "usage": self.usage,
         }
         return orjson.dumps(content)
 
@@ -67,7 +57,7 @@ class RerankAnswer(Response):
 
     def _score(self, outputs: Tensors) -> float:
         if self._output not in outputs:
-            raise Internal.missing_output(self._servable.ref, self._output)
+            raise Internal.missing_output(self.servable.ref, self._output)
         return float(outputs[self._output].reshape(()))
 
 

@@ -23,6 +23,7 @@ _MOST_LOGPROBS = 20
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Token = Annotated[int, Field(ge=0, strict=True)]
+MostTokens: TypeAlias = Literal[-1] | Annotated[int, Field(ge=1, strict=True)]
 
 
 class StreamOptions(Body):
@@ -91,7 +92,7 @@ class TextRequest(ConstrainedOutput, TextSettings):
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="The number of texts.")
     stream: bool | None = Field(default=None, description="Send the text as server-sent events.")
     stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = Field(
+    truncate_prompt_tokens: MostTokens | None = Field(
         default=None, description="Only the last tokens of a prompt, at most this many; -1: as many as fit. As vLLM's."
     )
     user: str | None = Field(default=None, description="Ignored.")
@@ -246,16 +247,21 @@ class ChatRequest(TextRequest):
         raise BadRequest(f"tool_choice: expected the name of one of the tools, got {name[:80]!r}")
 
 
-WholeTexts: TypeAlias = Annotated[
-    Literal[-1] | None,
-    Field(description="Only -1 is supported: texts are always truncated to the `max_length` of the pipeline."),
-]
-
-
-class EmbeddingRequest(Body):
-    """Texts whose embeddings are asked for."""
+class ItemRequest(Body):
+    """The fields that requests for embeddings and rankings share."""
 
     model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
+    truncate_prompt_tokens: MostTokens | None = Field(
+        default=None,
+        description="At most this many tokens of each text, the first ones. Default, and -1: the `max_length` of the "
+        "pipeline. As vLLM's.",
+    )
+    user: str | None = Field(default=None, description="Ignored.")
+
+
+class EmbeddingRequest(ItemRequest):
+    """Texts whose embeddings are asked for."""
+
     input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
         description="A text, or up to 2,048 texts. Tokens are not supported."
     )
@@ -265,8 +271,6 @@ class EmbeddingRequest(Body):
     dimensions: int | None = Field(
         default=None, ge=1, description="Return the first numbers only, scaled to the length 1."
     )
-    truncate_prompt_tokens: WholeTexts = None
-    user: str | None = Field(default=None, description="Ignored.")
 
     @property
     def texts(self) -> list[str]:
@@ -296,16 +300,13 @@ class TextDocument(Body):
     text: str
 
 
-class RerankRequest(Body):
+class RerankRequest(ItemRequest):
     """Documents that are ordered by their relevance to a query, as in the APIs of Jina, Cohere and vLLM."""
 
-    model: str = Field(description="`NAME`, or `NAME:VERSION` with a number or an alias.", max_length=200)
     query: str
     documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(default=None, ge=1, description="Return the best ones only. Default: all.")
     return_documents: bool = Field(default=True, description="Return the texts of the documents, too.")
-    truncate_prompt_tokens: WholeTexts = None
-    user: str | None = Field(default=None, description="Ignored.")
 
     @property
     def texts(self) -> list[str]:

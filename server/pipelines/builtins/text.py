@@ -6,6 +6,7 @@ long a text takes. So it runs in its own process; see `tokenizer_process`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Annotated
@@ -26,10 +27,12 @@ if find_spec("tokenizers") is None:
 
 _MAX_FILE_BYTES = 64 << 20  # bytes of tokenizer.json
 _MODULE = "lathe.server.pipelines.tokenizer_process"
+_MULTIPLE = 16  # tokens: requests of similar lengths share batches, and few lengths need code of their own
 _PARSING = Limits(seconds=30.0, memory=2 << 30)
 _ENCODING = Limits(seconds=10.0, memory=2 << 30)
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
 _TOKENS = "tokens"
+_LIMITS = "limits"  # of a request, besides its texts: INT64 [2], see `Tokenize.limited`
 
 
 class TokenizeOptions(Options):
@@ -37,7 +40,8 @@ class TokenizeOptions(Options):
 
     file: str = DEFAULT_FILES["tokenize"]
     max_length: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # tokens; longer texts are truncated
-    multiple: Annotated[int, Field(ge=1, le=1 << 20)] = 16  # lengths are padded to a multiple of this
+    # Lengths are padded to a multiple of this number. Default: 1 if all steps that read tokens pack, otherwise 16.
+    multiple: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     max_bytes: Annotated[int, Field(ge=1)] = 1 << 16  # bytes of one text
 
 
@@ -63,27 +67,48 @@ def tokenize_pair(request: StepRequest) -> Tokenize:
 
 def _start(request: StepRequest, texts: Sequence[str]) -> Tokenize:
     options = request.read(TokenizeOptions)
-    arguments = [str(options.max_length), str(options.multiple), str(len(texts))]
+    arguments = [str(options.max_length), str(options.multiple or _MULTIPLE), str(len(texts))]
     try:
         helper = StepProcess(_MODULE, arguments, request.open(options.file, _MAX_FILE_BYTES), _PARSING, _ENCODING)
     except InvalidFile as error:
         raise BadPipeline(f"file {options.file!r}: not a valid tokenizer: {error}") from error
     except LimitExceeded as error:
         raise BadPipeline(f"file {options.file!r}: cannot be read: {error}") from error
-    return Tokenize(helper, options.max_bytes, texts)
+    return Tokenize(helper, options, texts)
 
 
 class Tokenize(HostStep):
     """Runs a tokenizer in a child process."""
 
-    def __init__(self, helper: StepProcess, max_bytes: int, texts: Sequence[str]) -> None:
+    def __init__(self, helper: StepProcess, options: TokenizeOptions, texts: Sequence[str]) -> None:
         """`texts`: the names of the inputs, whose texts form one row together."""
         super().__init__(
             [TensorSpec(name, "BYTES", (-1, 1)) for name in texts],
             [*(TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES), TensorSpec(_TOKENS, "INT64", (-1, 1))],
         )
         self._helper = helper
-        self._max_bytes = max_bytes
+        self._max_bytes = options.max_bytes
+        self._max_length = options.max_length
+        self._has_free_multiple = options.multiple is None
+
+    @property
+    def truncations(self) -> range:
+        """The numbers of tokens to which a request may have its texts truncated: special tokens are never left out."""
+        return range(max(int(self._helper.greeting), 1), self._max_length + 1)
+
+    def limited(self, inputs: Tensors, most: int, packed: bool) -> Tensors:
+        """The inputs of `execute` with which texts have at most `most` tokens, which is 0 or in `truncations`.
+
+        0: `max_length`. `packed`: the steps that read the tokens pack, so they are padded only as far as the options
+        ask for it.
+        """
+        multiple = 1 if packed and self._has_free_multiple else 0
+        return {**inputs, _LIMITS: np.array([most, multiple])} if most or multiple else inputs
+
+    @staticmethod
+    def token_count(outputs: Tensors) -> int:
+        """The number of tokens of a request's texts, from the outputs of the step."""
+        return int(outputs[_TOKENS].sum())
 
     @property
     def memory_bytes(self) -> int:
@@ -120,14 +145,16 @@ class Tokenize(HostStep):
         return [one if isinstance(one, Exception) else _unpack_answer(next(answers)) for one in packed]
 
     def _pack(self, inputs: Tensors) -> bytes | BadRequest:
-        """The texts of a request, row by row."""
+        """The limits and the texts of a request, row by row."""
         try:
             for spec in self.inputs:
                 for row, item in enumerate(inputs[spec.name].ravel().tolist()):
                     self._check(f"{spec.name} {row}", to_bytes(item))
         except BadRequest as error:
             return error
-        return pack_strings(np.concatenate([inputs[spec.name] for spec in self.inputs], axis=1))
+        limits = inputs[_LIMITS].tolist() if _LIMITS in inputs else (0, 0)
+        texts = pack_strings(np.concatenate([inputs[spec.name] for spec in self.inputs], axis=1))
+        return struct.pack("<II", *limits) + texts
 
     def _check(self, name: str, data: bytes) -> None:
         if len(data) > self._max_bytes:

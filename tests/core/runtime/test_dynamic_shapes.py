@@ -425,8 +425,10 @@ def test_a_closed_session_refuses_runs() -> None:
 
 
 def test_models_of_one_size_or_packed_sequences_have_none() -> None:
-    with opened(Decoder().model(), packing=64) as session:
+    with opened(Encoder().model(), packing=64) as session:
         assert not session.description.any_size
+    with opened(Decoder().model(), packing=64) as session:  # cannot be packed
+        assert session.description.any_size
     with opened(graphs.mlp()) as session:
         assert not session.description.any_size
 

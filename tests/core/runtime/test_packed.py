@@ -19,6 +19,7 @@ from lathe import nn
 from lathe.core.compiler import compile as compile_module
 from lathe.core.compiler import pipeline
 from lathe.core.compiler.compile import compile
+from lathe.core.compiler.packing import takes_tokens
 from lathe.core.errors import FeedError, SessionClosed, UnsupportedError
 from lathe.core.ir.text import parse_graph
 from lathe.core.runtime.session.packed import Feed, pack_bins, split_feeds
@@ -188,6 +189,23 @@ def test_models_that_cannot_be_packed_run_unpacked() -> None:
         with pytest.raises(UnsupportedError, match="a value of whole sequences with a value of tokens"):
             session.run_packed(feeds)
         assert_agree([session.run(feeds[0])], theirs(model, feeds))
+        with compile(model.SerializeToString(), tune="off") as plain:  # with code for all lengths
+            assert session.description.any_size == plain.description.any_size != ()
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        ("int64[n,length] int32[n,length]", True),
+        ("int64[n,8]", False),
+        ("int64[n,length] int64[n]", False),
+        ("int64[n,length,2]", False),
+        ("int64[n,length] float32[n,length]", False),
+    ],
+)
+def test_only_models_of_integers_take_tokens(types: str, expected: bool) -> None:
+    lines = [f"input %x{index} : {each}" for index, each in enumerate(types.split())]
+    assert takes_tokens(parse_graph("graph @g {\n" + "\n".join(lines) + "\noutput %x0\n}")) is expected
 
 
 def test_attention_for_all_pairs_is_not_packed() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from lathe.server.access.authority import Authority
 from lathe.server.batching import cache_lookup
+from lathe.server.batching.entry import Entry
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.response_cache import ResponseCache, inputs_digest
 from lathe.server.errors import Internal, Overloaded
@@ -62,6 +63,20 @@ def test_an_equal_request_is_not_executed_again() -> None:
 
     run_scenario(model, scenario)
     assert model.batches == [2, 2]
+
+
+def test_requests_whose_texts_are_truncated_differently_have_different_answers() -> None:
+    model = doubler()
+
+    async def scenario(servable: Servable, _ask: Ask) -> None:
+        for most in (0, 3, 4, 3):
+            entry = Entry({"x": rows(2)}, servable.signature.group_of({"x": rows(2)}))
+            entry.most_tokens = most
+            servable.submit(entry)
+            await servable.batcher.drained()
+
+    run_scenario(model, scenario)
+    assert model.batches == [2, 2, 2]
 
 
 def test_without_a_configuration_nothing_is_cached() -> None:

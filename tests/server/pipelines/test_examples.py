@@ -119,7 +119,10 @@ def test_the_pipeline_computes_what_its_steps_compute_by_hand(client: Client) ->
 
 
 def embed_by_hand(text: str) -> np.ndarray:
-    ids = Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json")).encode(text).ids
+    return embed_tokens(Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json")).encode(text).ids)
+
+
+def embed_tokens(ids: list[int]) -> np.ndarray:
     encoder = onnxruntime.InferenceSession(EXAMPLES / "embedding" / "encoder.onnx")
     mean = encoder.run(None, {"input_ids": np.array([ids], np.int64)})[0][0].mean(axis=0)
     return np.asarray(mean / np.linalg.norm(mean))
@@ -178,6 +181,33 @@ def test_openais_clients_get_embeddings(running: Running) -> None:
     np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=1e-5)
     tokenizer = Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json"))
     assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(text).ids) for text in TEXTS)
+
+
+def test_texts_are_truncated_to_as_many_tokens_as_asked(running: Running) -> None:
+    """The first tokens stay, as for vLLM's pooling models."""
+    tokenizer = Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json"))
+    tokenizer.enable_truncation(5)
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="any") as sdk:
+        create, body = sdk.embeddings.create, {"truncate_prompt_tokens": 5}
+        answer = create(model="embedding", input=list(TEXTS), extra_body=body)
+        assert create(model="embedding", input=TEXTS[1]).data[0].embedding != answer.data[1].embedding
+    expected = [embed_tokens(tokenizer.encode(text).ids) for text in TEXTS]
+    np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=1e-5)
+    assert answer.usage.total_tokens == sum(len(tokenizer.encode(text).ids) for text in TEXTS)
+
+
+@pytest.mark.parametrize("most", [0, -2, 129, 1 << 70, 1.5, "5", True, []])
+def test_bad_numbers_of_tokens_are_refused(running: Running, most: object) -> None:
+    answer = embeddings(running, input="x", truncate_prompt_tokens=most)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "truncate_prompt_tokens" and "expected" in error["message"], error
+
+
+def test_a_model_without_tokens_truncates_nothing(running: Running) -> None:
+    answer = embeddings(running, model="digit", input="iris", truncate_prompt_tokens=5)
+    message = "truncate_prompt_tokens: expected -1, got 5: no step of 'digit' makes tokens of texts"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 def test_embeddings_of_many_texts_keep_their_order(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.server.pipelines.test_examples import Running, running  # noqa: F401 - a fixture
+from lathe.server.access.quotas import Quota, Quotas
+from tests.server.pipelines.test_examples import Running, embed_by_hand, running  # noqa: F401 - a fixture
 from tests.server.server_thread import until
 
 WORDS = ["iris", "wine", "petal", "sepal", "alcohol", "italian", "flower", "length", "width", "the", "of", "a"]
@@ -86,10 +88,10 @@ def cross_encoder() -> bytes:
     return onnx.ModelProto.SerializeToString(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
 
 
-def expected_scores(query: str, documents: list[str]) -> list[float]:
+def expected_scores(query: str, documents: list[str], most: int = 24) -> list[float]:
     given, encoder = weights(), tokenizer()
     found: list[float] = []
-    encoder.enable_truncation(24)
+    encoder.enable_truncation(most)
     for document in documents:
         pair = encoder.encode(query, document)
         hidden = np.tanh((given["words"][pair.ids] + given["kinds"][pair.type_ids]) @ given["dense"])
@@ -137,6 +139,20 @@ def test_the_best_documents_without_their_texts(url: str) -> None:
     assert len(rerank(url, top_n=100).json()["results"]) == len(DOCUMENTS)
 
 
+@pytest.mark.parametrize("most", [3, 4, 7, 24])
+def test_pairs_are_truncated_to_as_many_tokens_as_asked(url: str, most: int) -> None:
+    """The longer text of a pair first, as Transformers' `truncation=True` does. Three tokens are special."""
+    answer = rerank(url, truncate_prompt_tokens=most).json()
+    expected = expected_scores(QUERY, DOCUMENTS, most)
+    np.testing.assert_allclose(
+        [each["relevance_score"] for each in answer["results"]],
+        [expected[each["index"]] for each in answer["results"]], atol=1e-6,
+    )  # fmt: skip
+    encoder = tokenizer()
+    encoder.enable_truncation(most)
+    assert answer["usage"]["total_tokens"] == sum(len(encoder.encode(QUERY, each).ids) for each in DOCUMENTS)
+
+
 def runs(url: str, model: str) -> int:
     """How often a model has run."""
     text = httpx.get(url.replace("/v1/rerank", "/metrics")).text
@@ -162,46 +178,108 @@ def test_items_have_the_trace_of_their_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
-    execute, seen = plane.execute, []
+    submit, seen = plane.submit, []
 
-    def watched(*arguments: Any, traceparent: str = "", **options: Any) -> Any:
+    def watched(servable: Any, entry: Any, traceparent: str) -> Any:
         seen.append(traceparent)
-        return execute(*arguments, traceparent=traceparent, **options)
+        return submit(servable, entry, traceparent)
 
-    monkeypatch.setattr(plane, "execute", watched)
+    monkeypatch.setattr(plane, "submit", watched)
     header = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS[:2], "truncate_prompt_tokens": -1}
     assert httpx.post(url, json=body, headers=header).status_code == 200
     texts = {"model": "embedding", "input": ["iris", "wine", "petal"], "truncate_prompt_tokens": -1}
     assert httpx.post(url.replace("rerank", "embeddings"), json=texts, headers=header).status_code == 200
     assert seen == [*header.values()] * 5
-    refused = httpx.post(url, json={**body, "truncate_prompt_tokens": 5})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("route", ["rerank", "embeddings"])
+def test_a_quota_counts_tokens(
+    url: str,
+    running: Running,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    route: str,
+) -> None:
+    """The second request begins with one token left, and takes more; further ones are refused before anything runs."""
+    body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker"}
+    body = body if route == "rerank" else {"input": DOCUMENTS, "model": "embedding"}
+
+    def sent() -> httpx.Response:
+        return httpx.post(url.replace("rerank", route), json=body, timeout=60)
+
+    tokens = sent().json()["usage"]["total_tokens"]
+    burst = tokens + 1
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    monkeypatch.setattr(plane, "token_quotas", Quotas(Quota(0.01, burst), unit="tokens"))
+    assert [sent().status_code for _ in range(2)] == [200, 200]
+    before = runs(url, "cross")
+    refused = sent()
+    assert refused.status_code == 429 and runs(url, "cross") == before
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "quota_exceeded")
+    assert error["message"] == f"the quota of 0.01 tokens per second and client, {burst} at once, is used up"
+    assert (tokens - 2) * 100 <= int(refused.headers["retry-after"]) <= tokens * 100
+
+
+def test_a_pipeline_without_an_output_for_tokens_counts_them(url: str, running: Running) -> None:  # noqa: F811
+    folder = running.root.parent / "untold"
+    folder.mkdir()
+    (folder / "pipeline.toml").write_text(PIPELINE.replace('["score", "tokens"]', '["score"]'))
+    tokenizer().save(str(folder / "tokenizer.json"))
+    running.client.upload("untold", folder / "pipeline.toml")
+    usage = rerank(url).json()["usage"]
+    assert rerank(url, model="untold").json()["usage"] == usage != {"prompt_tokens": 0, "total_tokens": 0}
 
 
 def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running) -> None:  # noqa: F811
-    """Twelve lengths, which nothing fills up: without packing each run has pairs of one length."""
+    """Twelve lengths, which nothing fills up. Without packing, each run has pairs of one length, filled up to 16."""
     folder = running.root.parent / "packed"
     folder.mkdir()
     (folder / "cross.onnx").write_bytes(cross_encoder())
-    text = PIPELINE.replace('"cross"', '"packed-cross"').replace("multiple = 8", "multiple = 1")
+    text = PIPELINE.replace('"cross"', '"packed-cross"').replace(", multiple = 8", "")
     (folder / "pipeline.toml").write_text(text)
     tokenizer().save(str(folder / "tokenizer.json"))
     running.client.upload("packed-cross", folder / "cross.onnx")
     running.client.upload("packed", folder / "pipeline.toml")
     documents = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
     expected = expected_scores(QUERY, documents)
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
 
-    def ranked() -> int:
-        before = runs(url, "packed-cross")
-        results = rerank(url, model="packed", documents=documents).json()["results"]
-        found = [each["relevance_score"] for each in results]
-        np.testing.assert_allclose(found, [expected[each["index"]] for each in results], atol=1e-6)
-        return runs(url, "packed-cross") - before
+    def ranked() -> tuple[int, int]:
+        """The numbers of runs, and of tokens in packed runs."""
+        before, stats = runs(url, "packed-cross"), plane.resolve("packed-cross").stats
+        packed = stats.packed_tokens
+        answer = rerank(url, model="packed", documents=documents).json()
+        found = [each["relevance_score"] for each in answer["results"]]
+        np.testing.assert_allclose(found, [expected[each["index"]] for each in answer["results"]], atol=1e-6)
+        return runs(url, "packed-cross") - before, stats.packed_tokens - packed
 
-    assert ranked() >= 12
-    (running.root / "packed-cross" / "config.toml").write_text("[compile]\npacking = 1024")
-    until(lambda: ranked() < 12)
+    lengths = [len(tokenizer().encode(QUERY, document).ids) for document in documents]
+    count, tokens = ranked()
+    assert count < 12 and tokens == sum(lengths)
+    (running.root / "packed-cross" / "config.toml").write_text("[compile]\npacking = 0")
+    until(lambda: ranked()[1] == 0)
+
+
+def test_texts_of_several_requests_share_packed_runs_of_all_steps(url: str, running: Running) -> None:  # noqa: F811
+    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    pool = plane.resolve("embedding").batcher._own["pool"]  # not in the registry, so it has no metrics
+    texts = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
+    alone = {text: embed_by_hand(text) for text in set(texts)}
+    before, pools, tokens = runs(url, "encoder"), pool.stats.execution_count, pool.stats.packed_tokens
+
+    def embedded(_: int) -> tuple[int, list[list[float]]]:
+        body = {"model": "embedding", "input": texts}
+        answer = httpx.post(url.replace("rerank", "embeddings"), json=body, timeout=60).json()
+        return answer["usage"]["total_tokens"], [each["embedding"] for each in answer["data"]]
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = [*threads.map(embedded, range(4))]
+    for _, found in answers:
+        np.testing.assert_allclose(found, [alone[text] for text in texts], atol=1e-5)
+    assert runs(url, "encoder") - before < 4 * 12
+    assert pool.stats.execution_count - pools < 4 * 12
+    assert pool.stats.packed_tokens - tokens == sum(count for count, _ in answers)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +289,8 @@ def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running
         ({"documents": ["x"] * 2049}, "documents: expected at most 2048"),
         ({"documents": [3]}, "documents"),
         ({"top_n": 0}, "top_n: expected at least 1, got 0"),
+        ({"truncate_prompt_tokens": 2}, "truncate_prompt_tokens: expected -1, or 3 to 24, got 2"),
+        ({"truncate_prompt_tokens": 25}, "truncate_prompt_tokens: expected -1, or 3 to 24, got 25"),
         ({"query": "x" * 100_000}, "documents 0: step 'tokenize': text 0: expected at most 65536 bytes, got 100000"),
         ({"documents": ["x", "y" * 100_000]}, "documents 1: step 'tokenize': pair 0: expected at most 65536 bytes"),
         ({"model": "embedding"}, "such as a pipeline of tokenize_pair and a cross-encoder; 'embedding' has text"),

@@ -121,6 +121,25 @@ def ids(outcomes: Sequence[Tensors | Exception]) -> list[Any]:
     return [one if isinstance(one, Exception) else one["input_ids"][:, 0].tolist() for one in outcomes]
 
 
+def test_each_request_has_its_own_most_tokens(step: Tokenize) -> None:
+    assert step.truncations == range(1, 9)
+    words = {"text": column(b"one two three one two three")}
+    outcomes = step.execute_each([words, step.limited(words, 2, True), step.limited(words, 5, False), words])
+    assert [one["input_ids"].tolist() for one in outcomes if not isinstance(one, Exception)] == [
+        [[1, 2, 3, 1, 2, 3, 4, 4]], [[1, 2]], [[1, 2, 3, 1, 2]], [[1, 2, 3, 1, 2, 3, 4, 4]],
+    ]  # fmt: skip
+    assert [step.token_count(one) for one in outcomes if not isinstance(one, Exception)] == [6, 2, 5, 6]
+
+
+@pytest.mark.parametrize(("options", "lengths"), [({}, (2, 16)), ({"multiple": 4}, (4, 4))])
+def test_nothing_is_padded_for_steps_that_pack(words: Path, options: dict[str, int], lengths: tuple[int, int]) -> None:
+    """Unless the pipeline asks for it."""
+    with closing(tokenize(words, **options)) as step:
+        given = {"text": column(b"one two")}
+        outcomes = step.execute_each([step.limited(given, 0, packed) for packed in (True, False)])
+    assert tuple(one["input_ids"].shape[1] for one in outcomes if not isinstance(one, Exception)) == lengths
+
+
 def test_waiting_requests_are_sent_to_the_process_together(step: Tokenize, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has its own length, and its own error."""
     lengths: list[int] = []
@@ -136,7 +155,7 @@ def test_waiting_requests_are_sent_to_the_process_together(step: Tokenize, monke
     assert isinstance(outcomes[2], BadRequest)
     assert ids(outcomes[:2]) == [[1], [2, 3]]
     assert len(lengths) == 1
-    monkeypatch.setattr(step_process, "_MAX_FRAME_BYTES", 20)  # bytes: two of these requests
+    monkeypatch.setattr(step_process, "_MAX_FRAME_BYTES", 36)  # bytes: two of these requests
     assert ids(step.execute_each([{"text": column(word)} for word in (b"one", b"two", b"three")])) == [[1], [2], [3]]
     assert len(lengths) == 3
 

@@ -23,6 +23,7 @@ from lathe.core.runtime.session.run_inputs import CodeBinding, RunInputs
 from lathe.core.runtime.session.runner import Runner, serves_none
 
 _FREQUENT_RUNS = 16  # runs of a shape by a lasting stand-in before the shape gets code of its own
+_COUNTED_ROWS = 64  # batch sizes of a shape whose runs are counted separately
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ class Shape:
     pending: bool = False  # code is being compiled in the background
     answering: threading.Lock = field(default_factory=threading.Lock)  # held while a slow stand-in answers
     resting_until: float = 0.0  # when the slow stand-in may answer again (monotonic clock)
-    runs: int = 0  # answered by a lasting stand-in
+    runs: int = 0  # answered by a lasting stand-in, or by the reference runner until that is prepared
+    runs_by_rows: dict[int, int] = field(default_factory=dict)  # the same by batch size, for at most `_COUNTED_ROWS`
+    requested: bool = False  # `on_frequent` was called
     used: bool = False  # by runs through the call cache, since the last eviction pass
     standing: Runner | None = None  # the lasting stand-in that answers until there is better code
     on_frequent: Callable[[], None] = lambda: None  # called once the stand-in has answered `_FREQUENT_RUNS` runs
@@ -157,20 +160,27 @@ class Shape:
         """Whether a run uses this shape now, or may still ask for it, because it is in the cache."""
         return self.users > 0 or not self.dropped
 
-    def note_run(self, runner: object) -> bool:
-        """Count a run by `runner`; returns whether that is still the code of this shape.
+    def note_run(self, runner: object, rows: int) -> bool:
+        """Count a run of `rows` rows by `runner`; returns whether that is still the code of this shape.
 
-        While there is no code, the stand-in counts as the code, and its `_FREQUENT_RUNS`th run requests code for this
-        shape.
+        While there is no code, the stand-in counts as the code.
         """
         self.used = True
         held = self.held
         if held is not None:
             return runner is held.made.executable
-        self.runs += 1
-        if self.runs == _FREQUENT_RUNS:
-            self.on_frequent()
+        self.count_run(rows)
         return runner is self.standing
+
+    def count_run(self, rows: int) -> None:
+        """Count a run that no code of this shape answered; run number `_FREQUENT_RUNS` requests such code."""
+        self.runs += 1
+        by_rows = self.runs_by_rows
+        if rows in by_rows or len(by_rows) < _COUNTED_ROWS:
+            by_rows[rows] = by_rows.get(rows, 0) + 1
+        if self.runs >= _FREQUENT_RUNS and not self.requested:
+            self.requested = True
+            self.on_frequent()
 
     def is_current(self, runner: object) -> bool:
         """Whether the shape is still cached, and `runner` is its code, or its stand-in while there is no code."""
@@ -235,14 +245,15 @@ class ShapeCache:
         return self._closed
 
     @contextmanager
-    def enter(self, binding: CodeBinding) -> Iterator[Shape]:
+    def enter(self, binding: CodeBinding, earlier_runs: int = 0) -> Iterator[Shape]:
         """The cache entry for these values of symbols, made if missing; it stays valid inside the block.
 
-        SessionClosed after `close`.
+        `earlier_runs`: how many runs of these values a stand-in answered under another binding, one without the batch
+        size. A new entry counts them as its own. SessionClosed after `close`.
         """
         if binding not in self._shapes:
             self._prepare(binding)
-        shape = self._enter(binding)
+        shape = self._enter(binding, earlier_runs)
         try:
             yield shape
         finally:
@@ -279,7 +290,7 @@ class ShapeCache:
             results = general.run(given, lambda: False)
             if results is not None:
                 shape.standing = general.runners[0] if general.runners else None
-                shape.note_run(shape.standing)
+                shape.note_run(shape.standing, given.rows)
             return results
         if not self._is_coming(shape):
             return None
@@ -289,6 +300,8 @@ class ShapeCache:
             finally:
                 shape.answering.release()
             if results is not None:
+                if general.is_lasting:
+                    shape.count_run(given.rows)
                 return results
         with self._changed:
             self._changed.wait_for(
@@ -400,12 +413,12 @@ class ShapeCache:
                         self._submit(shape, 0)
             self._changed.notify_all()
 
-    def _enter(self, binding: CodeBinding) -> Shape:
+    def _enter(self, binding: CodeBinding, earlier_runs: int) -> Shape:
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
             if binding not in self._shapes:
-                self._add_shape(binding)
+                self._add_shape(binding, earlier_runs)
             shape = self._shapes[binding]
             self._shapes.move_to_end(binding)
             shape.users += 1
@@ -425,7 +438,7 @@ class ShapeCache:
                 return shape
             shape.used, self._shapes[binding] = False, shape
 
-    def _add_shape(self, binding: CodeBinding) -> None:
+    def _add_shape(self, binding: CodeBinding, earlier_runs: int) -> None:
         """Add a shape, and have its code compiled in the background.
 
         Nothing is compiled there if the first run should wait for the code, if the code is cached, or if a lasting
@@ -434,7 +447,7 @@ class ShapeCache:
         general = self._maker.general
         served = any(shape.can_answer for shape in self._shapes.values())
         waits = not served and not self._maker.first and (general is None or not general.quick)
-        shape = self._shapes[binding] = Shape(binding)
+        shape = self._shapes[binding] = Shape(binding, runs=earlier_runs)
         shape.on_frequent = partial(self._on_frequent, shape)
         stands_in = general is not None and general.is_lasting and (general.quick or self._preparing)
         if not waits and not stands_in and not self._maker.is_cached(binding):

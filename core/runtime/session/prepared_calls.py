@@ -229,8 +229,11 @@ class Runner(Protocol):
 class CodeSource(Protocol):
     """The shape whose code a cached call runs: an entry of the session's cache of executables by shape."""
 
-    def note_run(self, runner: object) -> bool:
-        """Count a run that did not enter the shape; returns whether `runner` is still the code of the shape."""
+    def note_run(self, runner: object, rows: int) -> bool:
+        """Count a run of `rows` rows that did not enter the shape.
+
+        Returns whether `runner` is still the code of the shape.
+        """
         ...
 
     def is_current(self, runner: object) -> bool:
@@ -321,7 +324,7 @@ class CallCache:
         known = self._calls.get(key)
         try:
             if known is not None:
-                if known.source.note_run(known.runner):
+                if known.source.note_run(known.runner, known.n):
                     return dict(zip(self._outputs, (known.run or known.prepared())(arrays), strict=True))
                 self._calls.pop(key, None)
             elif (known := self._call_for_other_rows(key)) is not None:

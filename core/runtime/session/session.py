@@ -372,13 +372,16 @@ class Session:
             fed = ", ".join(map(describe_size, sizes))
             raise FeedError(f"inputs with {fed} do not fit the model: {error}") from error
 
-    def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
+    def _run(
+        self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None, earlier_runs: int = 0
+    ) -> list[Any]:
         """The outputs in the model's order, by the code of this shape, or by the stand-in for shapes without code.
 
-        If that code does not serve the batch size, code for just this batch size runs.
+        If that code does not serve the batch size, code for just this batch size runs. `earlier_runs`: as in
+        `ShapeCache.enter`.
         """
         given = RunInputs(n, arrays, binding, record)
-        with self._shapes.enter(binding) as shape:
+        with self._shapes.enter(binding, earlier_runs) as shape:
             results = self._shapes.stand_in_answer(shape, given)
             if results is not None:
                 self._remember_stand_in(shape, given)
@@ -392,7 +395,8 @@ class Session:
                     every = not binding and not batch_assumptions(executable)
                     self._calls.keep(arrays, n, executable, shape, partial(_call_of, executable), every)
                     return results
-        return self._run(n, arrays, self._bind_batch(n, binding, reason), record)
+        earlier_runs = shape.runs_by_rows.get(n, 0)
+        return self._run(n, arrays, self._bind_batch(n, binding, reason), record, earlier_runs)
 
     def _remember_stand_in(self, shape: Shape, given: RunInputs) -> None:
         """Register the stand-in in the call cache, so that further runs of these sizes take the short path."""

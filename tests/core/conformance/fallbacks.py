@@ -163,7 +163,9 @@ def recorded() -> dict[str, dict[str, frozenset[str]]]:
 
 def entries(sections: Mapping[str, Mapping[str, frozenset[str]]]) -> set[tuple[str, str, str]]:
     """All triples of section, operator and word."""
-    return {(title, name, word) for title, section in sections.items() for name, words in section.items() for word in words}
+    return {
+        (title, name, word) for title, section in sections.items() for name, words in section.items() for word in words
+    }
 
 
 def _by_operator(form: str) -> dict[str, frozenset[str]]:

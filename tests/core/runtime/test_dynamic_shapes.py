@@ -337,6 +337,29 @@ def test_a_frequent_shape_gets_specialised_code(builds: list[CodeBinding]) -> No
     assert [is_dynamic(binding) for binding in builds] == [True, False]
 
 
+def quarters() -> onnx.ModelProto:
+    """Products of x [batch, length, 16] as [4, ?, 16], which is valid for some batch sizes only."""
+    w = OnnxWriter(3)
+    w.op("Reshape", w.op("MatMul", "x", w.weight(16, 16)), w.ints(4, -1, 16), name="y")
+    info = helper.make_tensor_value_info
+    ports = [info("x", FLOAT, ["batch", "length", 16])], [info("y", FLOAT, None)]
+    graph = helper.make_graph(w.nodes, "quarters", *ports, w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_runs_of_a_batch_size_before_its_shape_had_a_placeholder_count() -> None:
+    model, x = quarters(), np.ones((2, 6, 16), np.float32)
+    with opened(model) as session:
+        for _ in range(16):
+            agree(model, session, {"x": x})
+        assert session.settle(60)
+        assert list(session._shapes.cached_runners()) == [(("length", 6),)]
+        agree(model, session, {"x": np.ones((4, 6, 16), np.float32)})  # the first run of four rows
+        agree(model, session, {"x": x})
+        assert session.settle(60)
+        assert list(session._shapes.cached_runners())[1:] == [(("batch", 2), ("length", 6))]
+
+
 def test_runs_that_do_not_wait_use_reference_operators_first(builds: list[CodeBinding]) -> None:
     model = cross()
     with opened(model, new_shapes="background") as session:

@@ -19,10 +19,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from tests.compiled_code import use_own_cache
+
 # NumPy reads these at its first import, which happens after this file. Several test processes share the cores.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+use_own_cache()
 os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # check every plan that is compiled here; child processes inherit it
 
 # A shell that starts the suite in the background lets it ignore Ctrl-C, and so would every process that a test starts.

@@ -95,6 +95,8 @@ class LateImport:
             if session.shouldfail or session.shouldstop:
                 break
         session.items[place] = item
+        if not tests:  # the tests before this file have left what it shares with them to its last test
+            session._setupstate.teardown_exact(nextitem)
         return True
 
 

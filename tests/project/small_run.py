@@ -18,6 +18,7 @@ def small_run(project: Path, folder: Path, files: Mapping[str, str], *options: s
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, copy)
     for name, text in files.items():
+        (folder / "tests" / name).parent.mkdir(exist_ok=True)
         (folder / "tests" / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", "-p", "no:cacheprovider", *options]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}

@@ -27,6 +27,14 @@ def test_files_are_imported_one_by_one(project: Path, tmp_path: Path, jobs: str)
 
 
 @pytest.mark.slow
+def test_a_file_without_selected_tests_leaves_nothing_for_the_next_folder(project: Path, tmp_path: Path) -> None:
+    test, slow = "def test_one(): pass\n", "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    files = {"a/test_a.py": test, "a/test_b.py": slow, "b/test_c.py": test, "b/test_d.py": slow}
+    done = small_run(project, tmp_path, files, "-n", "1", "-m", "not slow")
+    assert "2 passed in" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
 def test_a_run_that_selects_no_test_is_an_error(project: Path, tmp_path: Path) -> None:
     files = {name: FILES[name] for name in ("test_a.py", "test_b.py")}
     done = small_run(project, tmp_path, files, "-n", "2", "-k", "misspelt")

@@ -22,6 +22,7 @@ from lathe.core.runtime.artifact.store import Store
 from lathe.core.runtime.session.background import Background
 from lathe.core.runtime.session.dynamic_shapes import DynamicShapeCode
 from lathe.core.runtime.session.executables import ShapeCode, ShapeCompiler, Stage, StandIn
+from lathe.core.runtime.session.partitioned import PartitionedRunner
 from lathe.core.runtime.session.run_inputs import CodeBinding
 from lathe.core.runtime.session.runner import Runner, serves_none
 
@@ -66,7 +67,8 @@ def make_shape_compiler(
 
     With `new_shapes` "wait" a run waits for code of its shape, unless the stand-in `general` serves it, and nothing is
     compiled in the background, unless the options ask for tuning there. Otherwise code of a new shape is compiled in
-    the background, first without measuring, then tuned; `general` answers meanwhile. The first shape of a session is
+    the background, first without measuring, then tuned; `general` answers meanwhile, and for good if its native code
+    leaves fewer nodes to references. The first shape of a session is
     tuned as the options say before it runs, unless `new_shapes` is "background" or `general` is quick. `source`: the
     file that a child process can compile; None: this process compiles. ValueError for unknown `new_shapes`.
     """
@@ -77,7 +79,7 @@ def make_shape_compiler(
     ):  # most shapes share its weights, and Strassen's products need another layout
         options = replace(options, winograd=False)
     quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
-    stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]
+    stages = [_stage(make, chosen, source, chosen == tuned, general) for chosen in (quick, tuned)]
     waits = new_shapes == "wait" and not options.tune_later
     return ShapeCompiler(
         now=lambda binding: _shape_code(make(binding, options), options, options == tuned),
@@ -88,17 +90,39 @@ def make_shape_compiler(
     )
 
 
-def _stage(make: Make, options: Options, source: CompileSource | None, last: bool) -> Stage:
-    def run(binding: CodeBinding, background: Background) -> ShapeCode:
+def _stage(make: Make, options: Options, source: CompileSource | None, last: bool, general: StandIn | None) -> Stage:
+    def run(binding: CodeBinding, background: Background) -> ShapeCode | None:
         if source is not None and not source.place(binding, options).exists():
             done = are_known_to_children() and background.run_child(
                 source.command(binding, options), patient=bool(options.tune)
             )
             if not done and options.tune:
                 raise UnsupportedError("measuring needs a child process, and it failed")
-        return _shape_code(make(binding, options), options, last)
+        code = make(binding, options)
+        if general is not None and _is_better(general, code):
+            code.close()
+            if source is not None:  # otherwise a later session would load the code, and not the stand-in
+                source.place(binding, options).unlink(missing_ok=True)
+            return None
+        return _shape_code(code, options, last)
 
     return run
+
+
+def _is_better(general: StandIn, code: Runner) -> bool:
+    """Whether a stand-in with native code leaves fewer nodes to references than the code of a shape does.
+
+    That is so if many values have sizes that only a run shows: dynamic-shape code in parts takes such sizes from the
+    run, and has kernels for the nodes after them.
+    """
+    return any(_reference_nodes(other) < _reference_nodes(code) for other in general.runners)
+
+
+def _reference_nodes(runner: Runner) -> int:
+    """The number of nodes that run on references, those in subgraphs included."""
+    if isinstance(runner, PartitionedRunner):
+        return runner.reference_nodes
+    return sum(share.plan.fallbacks.count_nodes() for share in runner.shares)
 
 
 def _shape_code(runner: Runner, options: Options, last: bool) -> ShapeCode:

@@ -201,6 +201,10 @@ class Graph:
                 live.update(node_needs(node))
         return live_nodes[::-1], live
 
+    def count_nodes(self) -> int:
+        """The number of nodes, those of subgraphs included."""
+        return sum(1 + sum(body.count_nodes() for body in node.subgraphs) for node in self.nodes)
+
     def remove_dead(self) -> int:
         """Drop nodes and constants (with their defaults) that no live value needs; return the number of dropped nodes.
 

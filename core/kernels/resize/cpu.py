@@ -34,20 +34,39 @@ class _Table:
 def generate(spec: ResizeSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     x, y = k.operand(0, _F32), k.operand(1, _F32)
-    rows, columns = _table(k, "rows", spec.rows), _table(k, "columns", spec.columns)
+    planes, rows, columns = (
+        _table(k, name, taps)
+        for name, taps in (("planes", spec.planes), ("rows", spec.rows), ("columns", spec.columns))
+    )
     width = spec.columns.size * spec.channels
     line = columns.results * spec.channels
-    steps = grain(8, 2 * rows.taps * columns.taps) // max(line, 1)
-    with even_chunks(k, k.dim(spec.batch) * rows.results, steps) as (start, stop), k.loop(start, stop) as item:
-        image, row = item // max(rows.results, 1), item % max(rows.results, 1)
-        taps = [rows.at(row, tap) for tap in range(rows.taps)]
-        sources = [(x.at((image * spec.rows.size + index) * width), weight) for index, weight in taps]
+    steps = grain(8, 2 * planes.taps * rows.taps * columns.taps) // max(line, 1)
+    lines = k.dim(spec.batch) * (planes.results * rows.results)
+    with even_chunks(k, lines, steps) as (start, stop), k.loop(start, stop) as item:
+        of_plane, row = item // max(rows.results, 1), item % max(rows.results, 1)
+        sources = [
+            (x.at((plane * spec.rows.size + index) * width), weight if factor is None else factor * weight)
+            for plane, factor in _planes(spec.planes, planes, of_plane)
+            for index, weight in (rows.at(row, tap) for tap in range(rows.taps))
+        ]
         if spec.channels == 1:
             _line(k, columns, sources, y.at(item * line))
         else:
             with k.loop(0, columns.results) as column:
                 _pixel(k, spec, columns, column, sources, y.at(item * line + column * spec.channels))
     return k
+
+
+def _planes(taps: Taps, table: _Table, result: Val) -> list[tuple[Val, Val | None]]:
+    """The planes of all images that plane number `result` of all results is made from, each with its weight, or None.
+
+    None stands for a weight of 1: images of one plane.
+    """
+    if taps.size == 1 and table.results == 1:
+        return [(result, None)]
+    image, plane = result // max(table.results, 1), result % max(table.results, 1)
+    pairs = [table.at(plane, tap) for tap in range(table.taps)]
+    return [(image * taps.size + index, weight) for index, weight in pairs]
 
 
 def _table(k: Kernel, name: str, taps: Taps) -> _Table:

@@ -46,7 +46,7 @@ class ResizeSpec(KernelSpec):
 
 
 def resize(request: Request) -> KernelCall | None:
-    """Selector of Resize along the two spatial axes of float32 images of rank 4 and known size, in all modes.
+    """Selector of Resize along one or two neighbouring axes of float32 images of known size, in all modes.
 
     None for other nodes, for parameters that only a run knows, and if a result would lie outside the image and get the
     extrapolation value.
@@ -64,7 +64,7 @@ def other_sizes(request: Request) -> Iterable[KernelCall]:
 
 def _calls(request: Request) -> Iterator[KernelCall]:
     call = on_cpu.resize(request)
-    if call is None or not isinstance(call.spec, on_cpu.ResizeSpec):
+    if call is None or not isinstance(call.spec, on_cpu.ResizeSpec) or call.spec.planes.size > 1:
         return
     old = call.spec
     axes = (old.rows, old.columns)

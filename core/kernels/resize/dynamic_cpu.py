@@ -21,16 +21,20 @@ _ROUNDED = 1 + 1e-5  # beyond this ratio, the length of an axis was rounded down
 def generate(spec: DynamicResizeSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     x, y = k.operand(0, F32), k.operand(1, F32)
-    height, width = spec.axes
-    rows, columns = k.dim(height.count), k.dim(width.count)
+    depth, height, width = spec.axes
+    planes, rows, columns = k.dim(depth.count), k.dim(height.count), k.dim(width.count)
     line = columns * spec.channels
     lanes = min(target.lanes, 1 << (spec.channels - 1).bit_length())
     steps = k.index(_LINES) // k.ops.max(line, 1)
-    with even_chunks(k, k.dim(spec.batch) * rows, steps) as (start, stop), k.loop(start, stop) as item:
-        image, row = item // rows, item % rows
+    with even_chunks(k, k.dim(spec.batch) * planes * rows, steps) as (start, stop), k.loop(start, stop) as item:
+        of_plane, row = item // rows, item % rows
+        image, plane = of_plane // planes, of_plane % planes
+        line_of_x = k.dim(width.size) * spec.channels
         lines = [
-            (x.at((image * k.dim(height.size) + place) * (k.dim(width.size) * spec.channels)), weight)
-            for place, weight in _taps(k, spec, height, row)
+            (x.at(((image * k.dim(depth.size) + deep) * k.dim(height.size) + high) * line_of_x), _times(one, other))
+            for (deep, one), (high, other) in itertools.product(
+                _taps(k, spec, depth, plane), _taps(k, spec, height, row)
+            )
         ]
         with k.loop(0, columns) as column:
             across = _taps(k, spec, width, column)
@@ -55,14 +59,18 @@ def generate(spec: DynamicResizeSpec, target: Target) -> Kernel:
 
 
 def _times(weight: Val | None, other: Val | None) -> Val | None:
-    return weight * other if weight is not None and other is not None else None
+    """The product of two weights; None stands for 1."""
+    return weight * other if weight is not None and other is not None else (weight if other is None else other)
 
 
 def _taps(k: Kernel, spec: DynamicResizeSpec, axis: DynamicAxis, result: Val) -> Taps:
     """The places along an axis from which result number `result` is interpolated, each with its weight.
 
-    Two places, or one with the weight None (1) if the spec rounds to the nearest. Places outside are clamped.
+    Two places, or one with the weight None (1) if the spec rounds to the nearest or the axis keeps its size. Places
+    outside are clamped.
     """
+    if axis.is_identity:
+        return [(result, None)]
     at = _coordinate(k, spec.coordinates, axis, result.cast(F32))
     most = k.ops.max(k.dim(axis.size) - 1, 0)
 

@@ -35,9 +35,8 @@ class ShapeCode:
     last: bool = True
 
 
-Stage: TypeAlias = Callable[
-    [CodeBinding, Background], ShapeCode
-]  # may do the work in a child process of the background
+# May do the work in a child process of the background. None: the stand-in is better than code for the shape.
+Stage: TypeAlias = Callable[[CodeBinding, Background], ShapeCode | None]
 
 
 class StandIn(Protocol):
@@ -95,10 +94,11 @@ class StandIn(Protocol):
 class ShapeCompiler:
     """How code for a shape is compiled.
 
-    `now` compiles in the calling thread. `later` are stages in the background. Stage 0 compiles instead of `now`, for a
-    shape that no run has to wait for. Each further stage replaces the code of the one before, or of `now`, unless that
-    code is `last`. Without stages, a run waits for code of its shape, unless the stand-in serves it. `is_cached` says
-    whether `now` only has to load cached code. `general` is the stand-in, if there is one.
+    `now` compiles in the calling thread. `later` are stages in the background. If a stage returns None, the stand-in
+    goes on serving the shape. Stage 0 compiles instead of `now`, for a shape that no run has to wait for. Each further
+    stage replaces the code of the one before, or of `now`, unless that code is `last`. Without stages, a run waits for
+    code of its shape, unless the stand-in serves it. `is_cached` says whether `now` only has to load cached code.
+    `general` is the stand-in, if there is one.
 
     While no shape is cached, as in the first run of a session, or only shapes whose code is a placeholder
     (`serves_none`), a run waits for code of its shape, unless `first` is true or the stand-in is quick. With `first`,
@@ -489,7 +489,8 @@ class ShapeCache:
         with suppress(Exception):
             if shape.wanted:
                 made = self._maker.later[stage](shape.binding, self._backgrounds[stage])
-                self._replace(shape, made)
+                if made is not None:
+                    self._replace(shape, made)
         self._submit_next(shape, made, stage + 1)
 
     def _submit_next(self, shape: Shape, made: ShapeCode | None, stage: int) -> None:

@@ -67,6 +67,11 @@ class PartitionedRunner:
     def shares(self) -> tuple[DeviceShare, ...]:
         return tuple(share for part in self._parts for share in part.shares)
 
+    @property
+    def reference_nodes(self) -> int:
+        """The number of nodes that run on references, those in subgraphs included."""
+        return self._script.count_nodes() - len(self._code)
+
     def dynamic_call(self, sizes: Sequence[int]) -> PartitionedCall | None:
         """The call for these values of the size table.
 

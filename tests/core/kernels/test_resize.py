@@ -53,6 +53,27 @@ def test_large_images_are_split_among_threads() -> None:
         compiled.check(np.ones((2, 32, 32, 16), np.float32), threads=threads)
 
 
-def test_resized_channels_run_on_the_reference() -> None:
-    graph = single_node("Resize", tensor("float32[n,3,7,20]"), scales=(1.0, 2.0, 1.0, 1.0))
+OTHER_AXES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a line": ("float32[n,3,7]", {"mode": "linear", "scales": (1.0, 1.0, 2.5)}),
+    "a line, channels last": ("float32[n,7,19]", {"mode": "nearest", "scales": (1.0, 1.0, 2.0), "layout": "NHWC"}),
+    "channels": ("float32[n,3,7,20]", {"mode": "linear", "scales": (1.0, 2.0, 1.0, 1.0)}),
+    "height": ("float32[n,3,7,20]", {"mode": "cubic", "scales": (1.0, 1.0, 2.0, 1.0)}),
+    "a volume": ("float32[n,2,3,4,5]", {"mode": "linear", "scales": (1.0, 1.0, 2.0, 1.5, 3.0)}),
+    "a volume, channels last": (
+        "float32[n,3,4,5,6]",
+        {"mode": "linear", "sizes": (6, 3, 9), "axes": (2, 3, 4), "layout": "NHWC"},
+    ),
+    "depth and width": ("float32[n,2,3,4,5]", {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 1.0, 0.6)}),
+}
+
+
+@each_target
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_other_axes(target: Target, name: str) -> None:
+    image, way = OTHER_AXES[name]
+    sweep("Resize", image, target=target, batches=(0, 2), **way)
+
+
+def test_axes_far_apart_run_on_the_reference() -> None:
+    graph = single_node("Resize", tensor("float32[n,3,7,20,5]"), scales=(1.0, 2.0, 1.0, 1.0, 2.0))
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

@@ -529,6 +529,32 @@ def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def resized_signals(rank: int, kind: str) -> onnx.ModelProto:
+    """x [batch, channels, d0, d1..] at twice its extents, and at known ones."""
+    w, extents = OnnxWriter(8), rank - 2
+    twice = w.op("Resize", "x", "", w.const([1, 1, *[2] * extents]), mode=kind)
+    sizes = w.op("Concat", w.op("Slice", w.op("Shape", "x"), w.ints(0), w.ints(2)), w.ints(*[5] * extents), axis=0)
+    fixed = w.op("Resize", "x", "", "", sizes, mode=kind, coordinate_transformation_mode="asymmetric")
+    w.op("Mul", w.op("ReduceMean", twice, axes=list(range(2, rank))), fixed, name="y")
+    info = helper.make_tensor_value_info
+    shape = ["batch", "channels", *(f"d{axis}" for axis in range(extents))]
+    ports = [info("x", FLOAT, shape)], [info("y", FLOAT, None)]
+    graph = helper.make_graph(w.nodes, "resized_signals", *ports, w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("kind", ["nearest", "linear"])
+@pytest.mark.parametrize("rank", [3, 5])
+def test_lines_and_volumes_of_any_extents_are_resized(rank: int, kind: str, builds: list[CodeBinding]) -> None:
+    model, rng = resized_signals(rank, kind), np.random.default_rng(0)
+    with opened(model, new_shapes="wait") as session:
+        for rows, channels, *extents in [(1, 2, 3, 4, 5), (2, 3, 9, 1, 4), (3, 1, 2, 7, 2)]:
+            x = rng.standard_normal((rows, channels, *extents[: rank - 2])).astype(np.float32)
+            agree(model, session, {"x": x})
+        assert "FALLBACK" not in session.explain() and "on the reference:" not in session.explain()
+    assert len(builds) == 1
+
+
 @pytest.mark.sample(5, native=True)
 @pytest.mark.parametrize(
     "kind", ["convolution", "groups", "depthwise", "max", "average", "padded average", "nearest", "linear"]

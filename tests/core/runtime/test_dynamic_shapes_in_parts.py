@@ -21,6 +21,7 @@ from lathe.core.runtime.session.partitioned import PartitionedRunner
 from lathe.core.runtime.session.record import REFERENCE
 from lathe.core.runtime.session.reference_runner import ReferenceRunner
 from lathe.core.runtime.session.run_inputs import CodeBinding, is_dynamic
+from lathe.core.runtime.session.runner import serves_none
 from lathe.core.runtime.session.script import PART
 from tests.core import partly_dynamic_models as partial
 from tests.core import sessions
@@ -157,6 +158,22 @@ def test_a_frequent_shape_gets_specialised_code(builds: list[CodeBinding]) -> No
         agree(model, session, feeds)
         assert "length=9: compiled" in session.explain()
     assert [is_dynamic(binding) for binding in builds] == [True, False]
+
+
+def test_a_frequent_shape_keeps_parts_that_leave_less_to_the_references(tmp_path: Path) -> None:
+    """Behind NonZero, code for a shape would leave three nodes to references, the parts leave only NonZero."""
+    model, path, feeds = partial.non_zero(), tmp_path / "model.onnx", partial.feeds(2, 9)
+    path.write_bytes(model.SerializeToString())
+    for _ in range(2):
+        with lathe.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
+            for _ in range(20):
+                agree(model, session, feeds)
+                assert session.settle(60)
+            parts = code_of(session)
+            assert parts.reference_nodes < 3
+            assert all(serves_none(runner) for runner in session._shapes.cached_runners().values())
+            [known] = session._calls._calls.values()
+            assert known.runner is parts
 
 
 def test_sessions_that_wait_for_each_shape_have_no_parts(builds: list[CodeBinding]) -> None:

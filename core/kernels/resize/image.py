@@ -1,0 +1,53 @@
+"""The image that a Resize works on: at most three neighbouring axes, between a batch and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from lathe.core.ir.dim import product
+from lathe.core.ir.graph import Node
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.shared.attributes import attribute
+
+_MOST_AXES = 3  # planes, rows and columns
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """X of a Resize as [batch, *axes, channels], where all axes that the node resizes are among `axes`.
+
+    `axes` are numbers of axes in the order N, C, D1.., as in the node's parameters. None in front of them stands for an
+    axis of extent 1, so that there are always three: planes, rows and columns.
+    """
+
+    batch: Dim
+    axes: tuple[int | None, ...]
+    channels: int
+
+
+def image_of(node: Node, resized: Collection[int]) -> Image | None:
+    """The image of a Resize along the axes `resized`, numbered in the order N, C, D1..
+
+    None unless these lie next to each other in memory, or have one other axis between them, and all extents behind them
+    are numbers.
+    """
+    shape = node.required_input(0).shape
+    order = _order(node, len(shape))
+    places = [place for place, axis in enumerate(order) if axis in resized] or [len(shape) - 1]
+    first, stop = places[0], places[-1] + 1
+    channels = product(shape[stop:])
+    if stop - first > _MOST_AXES or not isinstance(channels, int):
+        return None
+    return Image(product(shape[:first]), (*[None] * (_MOST_AXES - stop + first), *order[first:stop]), channels)
+
+
+def channels_first(node: Node, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The extents of an image in the order N, C, D1.., whatever the node's layout."""
+    order = _order(node, len(shape))
+    return tuple(shape[order.index(axis)] for axis in range(len(shape)))
+
+
+def _order(node: Node, rank: int) -> list[int]:
+    """The axes, numbered in the order N, C, D1.., as they lie in memory."""
+    return [0, *range(2, rank), 1] if attribute(node, "layout") == "NHWC" else list(range(rank))

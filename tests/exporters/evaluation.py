@@ -132,8 +132,16 @@ def _shaken(path: Path, seed: int) -> bytes:
 def difference(mine: Any, other: Any) -> tuple[float, str]:
     """The largest difference over the largest element, and a description of other errors.
 
-    For integers: the share of elements that differ. Outputs that are no numeric tensors must be equal.
+    For integers: the share of elements that differ. Sequences and maps are compared element by element. Text must be
+    equal.
     """
+    if isinstance(other, dict) and isinstance(mine, dict) and mine.keys() == other.keys():
+        mine, other = [mine[key] for key in other], list(other.values())
+        if other and all(isinstance(number, float) for number in other):
+            mine, other = np.array(mine), np.array(other)
+    if isinstance(other, list) and isinstance(mine, list) and len(mine) == len(other):
+        found = [difference(a, b) for a, b in zip(mine, other, strict=True)]
+        return max((error for error, _ in found), default=0.0), next((text for _, text in found if text), "")
     if not isinstance(other, np.ndarray) or other.dtype.kind not in "fiub":
         same = str(np.asarray(mine).tolist()) == str(np.asarray(other).tolist())
         return 0.0, "" if same else "another text, map or sequence"

@@ -81,3 +81,6 @@ def test_differences() -> None:
     assert difference(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == (0.25, "")
     assert difference(np.array(["a"], object), np.array(["a"], object)) == (0.0, "")
     assert difference(np.array(["a"], object), np.array(["b"], object))[1]
+    assert difference([{0: 0.5, 1: 1.0}], [{0: 0.6, 1: 1.0}])[0] == pytest.approx(0.1)
+    assert difference([{0: 0.5, 1: 1.0}], [{0: 0.5, 2: 1.0}])[1] and difference([x], [x, x])[1]
+    assert difference([x, x[:2]], [x, x[:2]]) == (0.0, "") and difference([x], [x[:2]])[1]

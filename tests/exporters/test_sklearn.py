@@ -33,6 +33,7 @@ from sklearn import (
 
 import lathe
 from lathe.core.compiler import child_stages
+from lathe.core.passes.proofs.rows import rows
 from tests.exporters.agreement import agrees, same
 
 with warnings.catch_warnings():  # the converter's own imports
@@ -90,6 +91,11 @@ CASES = {
     "isolation": Case(ensemble.IsolationForest(n_estimators=10, random_state=0)),
     "stack": Case(ensemble.StackingClassifier([("a", linear_model.LogisticRegression(max_iter=500))]), KINDS),
     "neighbours": Case(neighbors.KNeighborsClassifier(3), KINDS),
+    "regression by neighbours": Case(neighbors.KNeighborsRegressor(3), REAL),
+    "boosted regression by a median": Case(ensemble.AdaBoostRegressor(n_estimators=5, random_state=0), REAL),
+    "calibrated by steps": Case(
+        calibration.CalibratedClassifierCV(naive_bayes.GaussianNB(), cv=2, method="isotonic"), KINDS
+    ),
     "naive bayes": Case(naive_bayes.GaussianNB(), KINDS),
     "perceptron": Case(neural_network.MLPClassifier(10, solver="lbfgs", max_iter=500, random_state=0), TWO),
     "discriminant": Case(discriminant_analysis.LinearDiscriminantAnalysis(), KINDS),
@@ -147,10 +153,20 @@ def test_numbers(name: str) -> None:
     data = converted(model, case.x[:1])
     theirs = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"X": case.x})
     agrees(data, {"X": case.x}, theirs, 2e-4)
-    if name != "isolation":  # the converter gives its first output the shape [N,1]
+    # The converter gives the first output of "isolation" the shape [N,1]. Of isotonic steps it takes the nearest one,
+    # and scikit-learn interpolates.
+    if name not in ("isolation", "calibrated by steps"):
         first = lathe.interpret(lathe.load(data), {"X": case.x}).values()
         for got, wanted in zip(first, expected(model, case.x), strict=False):
             same(got.reshape(wanted.shape), wanted, 2e-3, name)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", CASES)
+def test_rows_share_a_batch(name: str) -> None:
+    """Each row of these models is a sample of its own."""
+    found = rows(lathe.load(converted(fitted(CASES[name]), CASES[name].x[:1])))
+    assert found.batchable, found.reason
 
 
 @pytest.mark.parametrize("classes", [KINDS, TWO])
@@ -182,21 +198,25 @@ def test_maps_for_each_row_are_batched(classes: Any) -> None:
     data = converted(model, X[:1])
     with lathe.compile(data, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
-        for rows in (1, 0, 8, 1):
+        for count in (1, 0, 8, 1):
             for _ in range(3):
-                label, maps = session.run({"X": X[:rows]}).values()
-                assert label.tolist() == model.predict(X)[:rows].tolist()
-                assert [list(each) for each in maps] == [model.classes_.tolist()] * rows
+                label, maps = session.run({"X": X[:count]}).values()
+                assert label.tolist() == model.predict(X)[:count].tolist()
+                assert [list(each) for each in maps] == [model.classes_.tolist()] * count
                 got = [list(each.values()) for each in maps]
                 np.testing.assert_allclose(
-                    got or np.zeros((0, len(model.classes_))), model.predict_proba(X)[:rows], 1e-5
+                    got or np.zeros((0, len(model.classes_))), model.predict_proba(X)[:count], 1e-5
                 )
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    "name", ["isolation", "one hot", "tree of names", "logistic of names", "ordinal", "svc of two", "adaboost", "stack"]
-)
+    "name",
+    [
+        "isolation", "one hot", "tree of names", "logistic of names", "ordinal", "svc of two", "adaboost", "stack",
+        "regression by neighbours", "boosted regression by a median", "calibrated by steps",
+    ],
+)  # fmt: skip
 def test_only_strings_and_maps_run_on_the_reference(name: str) -> None:
     case = CASES[name]
     with lathe.compile(converted(fitted(case), case.x[:1]), threads=1, tune="off") as session:

@@ -43,9 +43,9 @@ class ArrayFeatureExtractor(OpDef):
         return np.atleast_2d(x)[..., y.ravel()]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        rank, columns = c.tensor(0).rank, c.tensor(1)
-        if axes == [None, 0] and columns.size == columns.dims[0]:
-            return [max(rank, 2) - 1]  # one column per row: exporters look up class labels in this way
+        rank = c.tensor(0).rank
+        if axes == [None, 0]:  # exporters look up class labels in this way
+            return [max(rank, 2) - 1]  # for each row as many steps as it has indices
         return untouched_rows(c, axes, {rank - 1})
 
 

@@ -186,30 +186,34 @@ def _one_hot_encoder(at: _Writer) -> list[Value]:
 
 
 def _feature_extractor(at: _Writer) -> list[Value]:
-    """ArrayFeatureExtractor as a Gather of constant columns, or of constant labels by the result of an ArgMax.
+    """ArrayFeatureExtractor as a Gather of constant columns, or of constant labels by the indices that a node found.
 
-    [] otherwise: then an index might be out of range.
+    [] otherwise: then an index might be out of range. The labels have the shape of the indices before they become one
+    row, [1, labels], so that rows stay apart if a Reshape follows that divides them again.
     """
     indices, columns, labels = at.node.inputs[1], at.editor.array(at.node.inputs[1]), at.editor.array(at.x)
     extent = at.x.shape[-1] if has_ranks(at.node) else None
     if indices is None or not isinstance(extent, int):
         return []
-    if labels is not None and labels.size == extent and _are_argmax(indices, extent):
-        found = at.look_up(labels.reshape(-1), at("Reshape", indices, shape=(-1,)))
-        return [at("Unsqueeze", found, axes=(0,))]
+    if labels is not None and labels.size == extent and _are_indices(indices, extent):
+        return [at("Reshape", at.look_up(labels.reshape(-1), indices), shape=(1, -1))]
     if columns is None or np.any((columns < 0) | (columns >= extent)) or len(at.x.shape) < 2:
         return []
     return [at("Gather", at.x, columns.reshape(-1), axis=-1)]
 
 
-def _are_argmax(value: Value, extent: int) -> bool:
-    """Whether a value comes from ArgMax over an axis of this extent, so that its elements are valid indices."""
+def _are_indices(value: Value, extent: int) -> bool:
+    """Whether ArgMax, ArgMin or TopK found a value's elements along an axis of this extent: they are valid indices."""
     node = value.producer
-    while node is not None and node.op in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
-        node = node.inputs[0].producer if node.inputs[0] is not None else None
-    if node is None or node.op != "ArgMax" or node.inputs[0] is None:
+    while node is not None and node.op in ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        value = node.required_input(0)
+        node = value.producer
+    if node is None or node.op not in ("ArgMax", "ArgMin", "TopK"):
         return False
-    axis, shape = node.attrs.get("axis", 0), shape_of(node.inputs[0])
+    if node.op == "TopK" and value is node.outputs[0]:
+        return False  # the largest elements themselves
+    axis = registry.NodeView(registry.get(node.op), node).attr("axis")
+    shape = shape_of(node.required_input(0))
     return isinstance(axis, int) and shape is not None and shape[axis] == extent
 
 

@@ -209,11 +209,14 @@ def fitted_models() -> Graph:
     picked = b("ArrayFeatureExtractor", x, b.constant(np.int64([3, 0])))
     largest = b("Cast", b("ArgMax", x, axis=1, keepdims=1), to=DType.INT64.onnx_code)
     label = b("ArrayFeatureExtractor", b.constant(np.int64([5, 6, 7, 8])), largest)
+    nearest = b.emit("TopK", x, b.constant(np.int64([2])), outputs=2, axis=1)[1]
+    pairs = b("ArrayFeatureExtractor", b.constant(np.float32([5, 6, 7, 8])), b("Flatten", nearest, axis=1))
+    smallest = b("ArrayFeatureExtractor", b.constant(np.float32([5, 6, 7, 8])), b("ArgMin", x, axis=1, keepdims=1))
     three = {"coefficients": numbers(12), "intercepts": numbers(3)}
     one = b("LinearRegressor", whole, coefficients=numbers(3))
     more = [b("LinearRegressor", x, **three, targets=3, post_transform=kind) for kind in ("NONE", "LOGISTIC")]
     over = b("Binarizer", b("Cast", whole, to=F32.onnx_code), threshold=0.5)
-    found = [*norms, *filled, picked, label, over, one, *more]
+    found = [*norms, *filled, picked, label, pairs, smallest, over, one, *more]
     found += b.emit("LinearClassifier", x, outputs=2, **three, classlabels_ints=(7, 8, 9), post_transform="SOFTMAX")
     for labels, weighed, kind in (
         ((4, 5, 6), (0, 1, 2), "NONE"), ((4, 5), (1, 1, 1), "SOFTMAX"), ((4, 5), (0, 0, 0), "NONE"),

@@ -65,9 +65,7 @@ def _sizes(facts: Facts, supposed: tuple[Dim, ...]) -> list[int]:
     """
     usual = [n for n in _usual_sizes(facts) if assumptions_hold(supposed, {"n": n})]
     most = facts.plan.max_rows
-    allowed = (
-        n for n in range(_MAX_SEARCHED) if (most is None or n <= most) and assumptions_hold(supposed, {"n": n})
-    )
+    allowed = (n for n in range(_MAX_SEARCHED) if (most is None or n <= most) and assumptions_hold(supposed, {"n": n}))
     return usual or list(islice(allowed, 2 if facts.depends_on_batch else 1))
 
 

@@ -7,7 +7,7 @@ HOST   ?= 127.0.0.1
 PORT   ?= 8080
 # Two processes more than the two cores that everybody has: tests of the server wait as long as they compute.
 JOBS   ?= 4
-# Fast tests wait for nothing, and each process imports them all.
+# Fast tests wait for nothing.
 FAST_JOBS ?= 2
 EVERY  ?= 7
 MODELS ?= .lathe/models

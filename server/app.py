@@ -238,21 +238,20 @@ def assemble(
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
     add_cors(app, origins)
-    app.include_router(health_routes(plane))
-    app.include_router(v2_routes(plane, infer, engine.book, control, logs))
-    app.include_router(shared_memory_routes(plane.regions))
+    app.add_routes(health_routes(plane))
+    app.add_routes(v2_routes(plane, infer, engine.book, control, logs))
+    app.add_routes(shared_memory_routes(plane.regions))
     texts = TextBook()
-    app.include_router(openai_routes(plane, texts, engine.reading))
-    app.include_router(generate_routes(plane, texts))
+    app.add_routes(openai_routes(plane, texts, engine.reading))
+    app.add_routes(generate_routes(plane, texts))
     collectors = [
         *collectors,
         TextMetrics(texts, plane.registry.servables),
         ConnectionMetrics(hub.slots, endpoint.connections if endpoint else None),
     ]
-    app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
+    app.add_routes(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
-        app.include_router(router)
-    app.create_routes()
+        app.add_routes(router)
     return app
 
 

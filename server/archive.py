@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from lathe.server.types import Array
+if TYPE_CHECKING:  # the command line reads this module, and need not wait for NumPy
+    from lathe.server.types import Array
 
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
 DRAFT = "draft.gguf"  # the draft model of a language model
@@ -42,7 +43,7 @@ _FOREIGN = {  # first bytes of formats that are no models
     b"{": "JSON",
 }
 
-Part: TypeAlias = bytes | Path | Array  # bytes, a file, or an array of bytes
+Part: TypeAlias = "bytes | Path | Array"  # bytes, a file, or an array of bytes
 
 
 @dataclass(frozen=True)

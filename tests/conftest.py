@@ -17,11 +17,15 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+
+from tests.compiled_code import use_own_cache
 
 # NumPy reads these at its first import, which happens after this file. Several test processes share the cores.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+use_own_cache()
 os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # check every plan that is compiled here; child processes inherit it
 
 # A shell that starts the suite in the background lets it ignore Ctrl-C, and so would every process that a test starts.
@@ -30,6 +34,9 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
+# Hypothesis also draws constants from the source of all modules that are imported so far. Examples would depend on
+# which files of tests the process has imported.
+providers._get_local_constants = lambda: providers._local_constants
 
 _BY_FILE = "lathe_by_file"  # the key under which a test process learns that it gets whole files
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the reporting process
@@ -137,7 +144,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-_died: list[str] = []  # workers of this run that died
+_died: list[str] = []  # workers of this run that died, and internal errors of workers
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -151,6 +158,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.fast import Recorder
 
         config.pluginmanager.register(Recorder(path))
+    if getattr(config, "workerinput", {}).get(_BY_FILE):
+        from tests import late_import
+
+        if late_import.is_possible(config):
+            config.pluginmanager.register(late_import.LateImport())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -161,6 +173,11 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     plain = getattr(node, "workeroutput", {}).get(_BATCHING)
     if plain is not None:
         node.config.stash[_TALLY].add(plain)
+
+
+def pytest_internalerror() -> None:
+    """Record an internal error: pytest-xdist reports one of a worker, and ends as if all tests had passed."""
+    _died.append("an internal error ended a process")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

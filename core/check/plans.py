@@ -10,7 +10,7 @@ from lathe.core.check.facts import Facts, Sizes, check_facts
 from lathe.core.check.strides import check_strides
 from lathe.core.check.symbolic_run import SymbolicRun
 from lathe.core.check.weights import Weights
-from lathe.core.ir.dim import Dim, violated_assumption
+from lathe.core.ir.dim import Dim, assumptions_hold
 from lathe.core.ir.graph import Graph
 from lathe.core.kernels.target import GpuTarget, Target
 from lathe.core.plan.plan import PlannedGraph
@@ -63,11 +63,9 @@ def _sizes(facts: Facts, supposed: tuple[Dim, ...]) -> list[int]:
     If the assumptions allow none of these, the first two sizes below 4096 that they and `max_rows` allow (one size if
     the plan does not depend on it).
     """
-    usual = [n for n in _usual_sizes(facts) if not violated_assumption(supposed, {"n": n})]
+    usual = [n for n in _usual_sizes(facts) if assumptions_hold(supposed, {"n": n})]
     most = facts.plan.max_rows
-    allowed = (
-        n for n in range(_MAX_SEARCHED) if not violated_assumption(supposed, {"n": n}) and (most is None or n <= most)
-    )
+    allowed = (n for n in range(_MAX_SEARCHED) if (most is None or n <= most) and assumptions_hold(supposed, {"n": n}))
     return usual or list(islice(allowed, 2 if facts.depends_on_batch else 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from lathe.core.codegen import llvm_ir
@@ -19,6 +20,7 @@ _FLOATS = {DType.FLOAT16: llvm_ir.HALF, DType.FLOAT32: llvm_ir.FLOAT, DType.FLOA
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
+@cache  # these three run for each instruction
 def element_type(dtype: DType) -> Type:
     """The LLVM type of one element in a register: i1 for booleans, i16 for the bits of bfloat16.
 
@@ -35,11 +37,13 @@ def element_type(dtype: DType) -> Type:
     raise TypeError(f"kernels cannot compute with {dtype}")
 
 
+@cache
 def register_type(dtype: DType, lanes: int) -> Type:
     element = element_type(dtype)
     return element if lanes == 1 else llvm_ir.vector(element, lanes)
 
 
+@cache
 def memory_type(dtype: DType, lanes: int = 1) -> Type:
     """The LLVM type of elements in memory: that in registers, but i8 for booleans and i16 for float16.
 

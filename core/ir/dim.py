@@ -295,6 +295,12 @@ def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> s
         return str(error.args[0])
 
 
+def assumptions_hold(supposed: Iterable[Dim], values: Mapping[str, int]) -> bool:
+    """Whether no assumption is violated for these values: as `violated_assumption`, without the message."""
+    found = (substitute(dim, values) for dim in supposed)
+    return all(isinstance(value, int) and value >= 0 for value in found)
+
+
 def is_checked_at_run_time(supposed: Dim) -> bool:
     """Whether `supposed >= 0` may fail, and can only be checked while the model runs: it is data-dependent."""
     return is_data_dependent(supposed) and not is_never_negative(supposed)  # names are faster to look at than terms

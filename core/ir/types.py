@@ -55,6 +55,8 @@ class DType(Enum):
         self.onnx_code = onnx_code
         self.triton = triton
 
+    __hash__ = object.__hash__  # that of Enum is Python code, and kernels look types up for each instruction
+
     def __str__(self) -> str:
         return self.label
 

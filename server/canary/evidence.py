@@ -133,6 +133,8 @@ class OneRateTest:
 
 
 def _log_likelihood(events: int, trials: int, rate: float) -> float:
+    if not events:  # most outcomes are good, and this runs for each request
+        return trials * math.log1p(-rate)
     return events * math.log(rate) + (trials - events) * math.log1p(-rate)
 
 

@@ -22,7 +22,7 @@ from lathe.server.canary.evidence import OneRateTest, TwoRateTest
 FALSE_ALARM = 0.01  # probability that a version equal to the stable one is ever rolled back
 _TESTS = 6  # among which `FALSE_ALARM` is divided, `differing` or `unsure` included
 MISS = 0.005  # target for the probability that a version worse by the harm below is promoted
-_THRESHOLD_IN_FAVOUR = math.log(1 / MISS)
+_THRESHOLD_AGAINST, _THRESHOLD_IN_FAVOUR = math.log(_TESTS / FALSE_ALARM), math.log(1 / MISS)
 HARM_TAIL = 0.01  # difference of rates: failing, not finite, or slower than the p99 or the maximum
 HARM_BULK = 0.05  # difference of rates: slower than the p90, or less sure of a text than the p10
 HARM_DIFFERING = 0.02  # difference between the rate of differing answers and the tolerated rate
@@ -155,11 +155,11 @@ class Guard:
 
     def verdict(self) -> tuple[Verdict, str]:
         """Return the verdict and its reason as text, empty if it is UNDECIDED."""
-        findings = list(self.findings())
-        for finding in findings:
-            if finding.against >= 1:
-                return Verdict.ROLL_BACK, _rollback_reason(finding)
-        if all(finding.in_favour >= 1 for finding in findings):
+        tests = list(self._tests())
+        for name, test in tests:
+            if test.against >= _THRESHOLD_AGAINST:
+                return Verdict.ROLL_BACK, _rollback_reason(_state(name, test))
+        if all(test.in_favour >= _THRESHOLD_IN_FAVOUR for _, test in tests):
             return Verdict.PROMOTE, self._reason_to_promote()
         if self.requests >= self._most:
             return Verdict.ROLL_BACK, f"undecided after {self.requests} requests"
@@ -167,16 +167,8 @@ class Guard:
 
     def findings(self) -> Iterator[TestState]:
         """Yield the state of each of the six tests; of five if answers are neither compared nor texts."""
-        threshold_against = math.log(_TESTS / FALSE_ALARM)
         for name, test in self._tests():
-            yield TestState(
-                name,
-                _observed_rate(test.stable.events, test.stable.trials) if isinstance(test, TwoRateTest) else None,
-                _observed_rate(test.candidate.events, test.candidate.trials),
-                test.candidate.trials,
-                test.against / threshold_against,
-                test.in_favour / _THRESHOLD_IN_FAVOUR,
-            )
+            yield _state(name, test)
 
     def needed(self) -> dict[str, int]:
         """Return for each test the further outcomes until it is in favour of the candidate, if none of them is bad."""
@@ -213,6 +205,17 @@ class Guard:
             sure = sorted(self._log_probabilities)
             self._least_sure = sure[int(UNSURE_QUANTILE * (len(sure) - 1))] - UNSURE_SLACK
         self._since_update = 0
+
+
+def _state(name: str, test: TwoRateTest | OneRateTest) -> TestState:
+    return TestState(
+        name,
+        _observed_rate(test.stable.events, test.stable.trials) if isinstance(test, TwoRateTest) else None,
+        _observed_rate(test.candidate.events, test.candidate.trials),
+        test.candidate.trials,
+        test.against / _THRESHOLD_AGAINST,
+        test.in_favour / _THRESHOLD_IN_FAVOUR,
+    )
 
 
 def _ratio(weight: float) -> int:

@@ -14,7 +14,6 @@ import typer
 from rich.table import Table
 
 from lathe.core.byte_sizes import format_bytes
-from lathe.core.compiler import compile as compile_module
 from lathe.core.precisions import PRECISION_CHOICES
 from lathe.server.cli.arrays import read_named_arrays
 from lathe.server.cli.terminal import console, fail, make_table
@@ -65,6 +64,7 @@ def compile(
 ) -> None:
     """Compile a model into one file, which runs without compilation on machines with the same CPU features."""
     import lathe
+    from lathe.core.compiler import compile as compile_module
     from lathe.core.compiler import options
     from lathe.core.compiler.packing import pack_info
     from lathe.core.compiler.tuner import read_findings

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -82,6 +81,8 @@ def fetch_metrics(client: Client) -> MetricsSnapshot:
 
 def parse_metrics(exposition: str, at: float) -> MetricsSnapshot:
     """Parse a Prometheus exposition that was fetched at the time `at`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     pages: dict[Version, VersionCounters] = defaultdict(VersionCounters)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:

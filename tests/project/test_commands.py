@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.compiled_code import share_compiled_code
 from tests.server.generation.tiny_model import gguf_content
 from tests.server.running import free_port
 
@@ -87,6 +88,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def port(checkout: Path) -> Iterator[int]:
     port = free_port()
     shutil.copytree(checkout / "model_repo", checkout / "served")
+    share_compiled_code(checkout / "served" / ".cache")
     command = [str(checkout / ".venv/bin/lathe"), "serve", "--model-repo", "served", "--port", str(port)]
     server = subprocess.Popen(command, cwd=checkout, env=environment(checkout, port))
     try:

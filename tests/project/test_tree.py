@@ -27,6 +27,7 @@ def test_source_files_are_short_and_have_no_open_tasks() -> None:
 # Files that read the older name of the variable for compatibility, and their tests.
 OLD_CACHE_NAME = {
     "core/runtime/artifact/store.py", "server/environment.py", "server/processes/child_process.py",
+    "tests/compiled_code.py",
     "tests/loadtest/test_footprint.py", "tests/project/test_tree.py", "tests/server/cli/test_files.py",
 }  # fmt: skip
 

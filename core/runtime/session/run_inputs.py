@@ -32,10 +32,11 @@ def batching_for(batching: BatchInfo, binding: CodeBinding) -> BatchInfo:
 class RunInputs:
     """The inputs of a run: arrays in the model's order, the batch size, and the values of all other symbols.
 
-    `record`, if there is one, is called with each kernel that ran.
+    `record`, if there is one, is called with each kernel that ran. `earlier_runs`: as in `ShapeCache.enter`.
     """
 
     rows: int
     arrays: Sequence[Any]
     binding: Binding = ()
     record: Record | None = None
+    earlier_runs: int = 0

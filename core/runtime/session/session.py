@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -245,7 +245,7 @@ class Session:
             raise
         if self._packed is not None and (feed := self._packed_feed(n, arrays, binding)).tokens:
             return self._packed.get().run([feed], record)[0]
-        return dict(zip(self._output_names, self._run(n, arrays, binding, record), strict=True))
+        return dict(zip(self._output_names, self._run(RunInputs(n, arrays, binding, record)), strict=True))
 
     def __call__(self, /, *arrays: Any, **named: Any) -> Any:
         """Run with one array, for a model with one input, or with arrays by the names of the inputs.
@@ -372,31 +372,27 @@ class Session:
             fed = ", ".join(map(describe_size, sizes))
             raise FeedError(f"inputs with {fed} do not fit the model: {error}") from error
 
-    def _run(
-        self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None, earlier_runs: int = 0
-    ) -> list[Any]:
+    def _run(self, given: RunInputs) -> list[Any]:
         """The outputs in the model's order, by the code of this shape, or by the stand-in for shapes without code.
 
-        If that code does not serve the batch size, code for just this batch size runs. `earlier_runs`: as in
-        `ShapeCache.enter`.
-        """
-        given = RunInputs(n, arrays, binding, record)
-        with self._shapes.enter(binding, earlier_runs) as shape:
+        If that code does not serve the batch size, code for just this batch size runs."""
+        n = given.rows
+        with self._shapes.enter(given.binding, given.earlier_runs) as shape:
             results = self._shapes.stand_in_answer(shape, given)
             if results is not None:
                 self._remember_stand_in(shape, given)
                 return results
             with self._code_of(shape) as executable:
                 reason = violated_assumption(batch_assumptions(executable), {"n": n})
-                if not reason and record is not None:
-                    return run_recorded(executable, n, arrays, record)
+                if not reason and given.record is not None:
+                    return run_recorded(executable, n, given.arrays, given.record)
                 if not reason:
-                    results = executable.run(n, arrays)
-                    every = not binding and not batch_assumptions(executable)
-                    self._calls.keep(arrays, n, executable, shape, partial(_call_of, executable), every)
+                    results = executable.run(n, given.arrays)
+                    every = not given.binding and not batch_assumptions(executable)
+                    self._calls.keep(given.arrays, n, executable, shape, partial(_call_of, executable), every)
                     return results
-        earlier_runs = shape.runs_by_rows.get(n, 0)
-        return self._run(n, arrays, self._bind_batch(n, binding, reason), record, earlier_runs)
+        earlier = shape.runs_by_rows.get(n, 0)
+        return self._run(replace(given, binding=self._bind_batch(n, given.binding, reason), earlier_runs=earlier))
 
     def _remember_stand_in(self, shape: Shape, given: RunInputs) -> None:
         """Register the stand-in in the call cache, so that further runs of these sizes take the short path."""

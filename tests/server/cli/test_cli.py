@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from lathe.server.cli.app import app
 from lathe.server.client import Client
+from tests.compiled_code import share_compiled_code
 from tests.server.running import free_port
 from tests.server.service import until
 
@@ -54,6 +55,7 @@ def repo(tmp_path: Path) -> Path:
 @contextmanager
 def server_process(repo: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run `lathe serve` in a process of its own until the end of the block."""
+    share_compiled_code(cache)
     port = free_port()
     command = [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "serve"]
     process = subprocess.Popen(

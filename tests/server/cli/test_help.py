@@ -151,6 +151,13 @@ def test_an_error_in_a_command_line_is_one_line_with_status_2(typed: list[str], 
     assert said.startswith(f"error: {expected}") and said.count("\n") == 1, said
 
 
+def test_the_command_line_starts_without_the_compiler() -> None:
+    """Only some commands need it, and its import takes four times as long as that of all commands."""
+    code = "import sys, lathe.server.cli.app; print(*{'numpy', 'httpx', 'lathe.core.compiler'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
 def test_hints_name_commands_and_options_that_exist() -> None:
     paths, options = {" ".join(path) for path in COMMANDS}, set()
     for path in COMMANDS:

@@ -19,6 +19,7 @@ from lathe.server.repository.assembly import build_control_plane
 from lathe.server.repository.registry import Registry
 from lathe.server.serve import LatheServer, make_server
 from lathe.server.settings import Settings
+from tests.compiled_code import share_compiled_code
 from tests.server.server_thread import in_a_thread
 from tests.server.standalone import Announcing
 
@@ -26,6 +27,7 @@ from tests.server.standalone import Announcing
 def build(root: Path, **settings: Any) -> LatheServer:
     """A server of the models in a folder."""
     config = Settings(port=0, model_repo=root, drain_timeout=2, threads=2, **settings)
+    share_compiled_code(config.cache_folder)
     registry = Registry()
     engine = Engine.build(config, registry)
     control = build_control_plane(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)

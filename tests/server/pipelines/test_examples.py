@@ -29,6 +29,7 @@ from lathe.server.repository.assembly import build_control_plane
 from lathe.server.repository.registry import Registry
 from lathe.server.serve import LatheServer, make_server
 from lathe.server.settings import Settings
+from tests.compiled_code import share_compiled_code
 from tests.server.server_thread import in_a_thread, until
 from tools.make_models import held_out
 from tools.make_pipelines import NAMES, picture
@@ -64,6 +65,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("pipelines") / "repo"
     shutil.copytree(PROJECT / "model_repo" / "digits" / "2", root / "digits" / "2")
     settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
+    share_compiled_code(settings.cache_folder)
     registry = Registry()
     engine = Engine.build(settings, registry)
     backend = GraphBackend(settings.cache_folder / "shared")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lathe.core.ir.dims import has_only_sizes
-from lathe.core.ir.graph import Node
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
-from lathe.core.kernels.resize.image import channels_first, image_of
+from lathe.core.kernels.resize.image import channels_first, image_of, scales_of
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
-from lathe.core.ops.image.resize import resized_axes
-from lathe.core.ops.opdef import registry
-from lathe.core.ops.opdef.registry import Call
 
 _COORDINATES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
 
@@ -75,7 +70,7 @@ def dynamic_resize(request: Request) -> KernelCall | None:
     if not any(map(has_only_sizes, x.shape)):
         return None
     before, after = (channels_first(node, value.shape) for value in (x, node.output))
-    scales = _scales(node, len(before))
+    scales = scales_of(node, len(before))
     if scales is None:
         return None
     pairs = zip(before, after, scales, strict=True)
@@ -89,18 +84,3 @@ def dynamic_resize(request: Request) -> KernelCall | None:
     rounding = str(attribute(node, "nearest_mode")) if mode == "nearest" else ""
     spec = DynamicResizeSpec(image.batch, (planes, rows, columns), image.channels, coordinates, rounding)
     return KernelCall(spec, (In(0), Out()), flops=node.output.tensor.size * 8, bytes=traffic(node))
-
-
-def _scales(node: Node, rank: int) -> Sequence[float | None] | None:
-    """The scale of each axis, in the order N, C, D1..; None in place of one that follows from the axis's sizes.
-
-    None instead of a sequence if the node has no scales and keeps the aspect ratio.
-    """
-    call = Call(registry.get(node.op), node, [])
-    scales: Sequence[Any] | None = call.param("scales")
-    if not scales and attribute(node, "keep_aspect_ratio_policy") != "stretch":
-        return None
-    found: list[float | None] = [None] * rank
-    for position, axis in enumerate(resized_axes(call, rank)):
-        found[axis] = float(scales[position]) if scales else None
-    return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lathe.core.ir.dim import product
 from lathe.core.ir.graph import Node
 from lathe.core.ir.types import Dim
 from lathe.core.kernels.shared.attributes import attribute
+from lathe.core.ops.image.resize import resized_axes
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.registry import Call
 
 _MOST_AXES = 3  # planes, rows and columns
 
@@ -46,6 +50,21 @@ def channels_first(node: Node, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """The extents of an image in the order N, C, D1.., whatever the node's layout."""
     order = _order(node, len(shape))
     return tuple(shape[order.index(axis)] for axis in range(len(shape)))
+
+
+def scales_of(node: Node, rank: int) -> Sequence[float | None] | None:
+    """The scale of each axis, in the order N, C, D1..; None in place of one that follows from the axis's sizes.
+
+    None instead of a sequence if the node has no scales and keeps the aspect ratio.
+    """
+    call = Call(registry.get(node.op), node, [])
+    scales: Sequence[Any] | None = call.param("scales")
+    if not scales and attribute(node, "keep_aspect_ratio_policy") != "stretch":
+        return None
+    found: list[float | None] = [None] * rank
+    for position, axis in enumerate(resized_axes(call, rank)):
+        found[axis] = float(scales[position]) if scales else None
+    return found
 
 
 def _order(node: Node, rank: int) -> list[int]:

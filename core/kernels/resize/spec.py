@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -9,15 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 from lathe.core.ir.dim import evaluate, symbols
-from lathe.core.ir.graph import Array
+from lathe.core.ir.graph import Array, Node
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
-from lathe.core.kernels.resize.image import channels_first, image_of
+from lathe.core.kernels.resize.image import channels_first, image_of, scales_of
+from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.ops.image.resize import Samples, samples_by_axis
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import Call
 
+_MOST_RESULTS = 1 << 16  # along an axis: wider than any image; a table of taps has an entry for each
 _ONE = {"n": 1}  # the value of n for computing taps; axes whose size depends on the batch are not resampled
 
 
@@ -60,7 +63,7 @@ def resize(request: Request) -> KernelCall | None:
     """Selector of Resize of float32 images of known size, in all modes, along the axes that `image_of` allows.
 
     None for other nodes, for parameters that only a run knows, if a result would lie outside the image and get the
-    extrapolation value, and in dynamic-shape code.
+    extrapolation value, for more than 65,536 results along a resized axis, and in dynamic-shape code.
     """
     node = request.node
     x = node.inputs[0]
@@ -71,6 +74,8 @@ def resize(request: Request) -> KernelCall | None:
     if any(symbols(dim) - _ONE.keys() for dim in x.shape):  # dynamic-shape code
         return None
     shape, result = (channels_first(node, value.shape) for value in (x, node.output))
+    if not _has_small_tables(node, shape, result):
+        return None
     samples = samples_by_axis(Call(registry.get(node.op), node, [], symbols=_ONE), [evaluate(d, _ONE) for d in shape])
     # An axis of extent n that is given the size 1 is resized, but not for n = 1.
     resized = [axis for axis, each in enumerate(samples) if each is not None or shape[axis] != result[axis]]
@@ -87,6 +92,15 @@ def resize(request: Request) -> KernelCall | None:
     flops = node.output.tensor.size * (2 * prod(taps.shape[1] for taps in (planes, rows, columns)))
     spec = ResizeSpec(image.batch, planes, rows, columns, image.channels)
     return KernelCall(spec, (In(0), Out()), flops=flops, bytes=traffic(node))
+
+
+def _has_small_tables(node: Node, shape: Sequence[Dim], result: Sequence[Dim]) -> bool:
+    """Whether each axis that may be resized has at most `_MOST_RESULTS` results."""
+    scales: Sequence[float | None] = scales_of(node, len(shape)) or [0.0] * len(shape)
+    crops = attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize"
+    kept = [old == new and scale in (None, 1.0) for old, new, scale in zip(shape, result, scales, strict=True)]
+    small = [not isinstance(dim, int) or dim <= _MOST_RESULTS for dim in result]
+    return all(is_small or (is_kept and not crops) for is_small, is_kept in zip(small, kept, strict=True))
 
 
 def _axis_taps(size: int, samples: Samples | None) -> Taps:

@@ -74,6 +74,13 @@ def test_other_axes(target: Target, name: str) -> None:
     sweep("Resize", image, target=target, batches=(0, 2), **way)
 
 
-def test_axes_far_apart_run_on_the_reference() -> None:
-    graph = single_node("Resize", tensor("float32[n,3,7,20,5]"), scales=(1.0, 2.0, 1.0, 1.0, 2.0))
+@pytest.mark.parametrize(
+    ("image", "scales"),
+    [
+        ("float32[n,3,7,20,5]", (1.0, 2.0, 1.0, 1.0, 2.0)),  # axes far apart
+        ("float32[n,3,7]", (1.0, 1.0, 2.0**20)),  # a table of taps with 7,340,032 entries
+    ],
+)
+def test_some_run_on_the_reference(image: str, scales: tuple[float, ...]) -> None:
+    graph = single_node("Resize", tensor(image), scales=scales)
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

@@ -89,7 +89,7 @@ class LateImport:
         session = item.session
         place = session.items.index(item)
         tests = item.tests()
-        for test, next_test in zip(tests, [*tests[1:], nextitem]):  # noqa: B905 (there may be no test)
+        for test, next_test in zip(tests, [*tests[1:], nextitem], strict=False):  # there may be no test
             session.items[place] = test
             item.config.hook.pytest_runtest_protocol(item=test, nextitem=next_test)
             if session.shouldfail or session.shouldstop:

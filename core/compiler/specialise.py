@@ -67,10 +67,10 @@ def make_shape_compiler(
 
     With `new_shapes` "wait" a run waits for code of its shape, unless the stand-in `general` serves it, and nothing is
     compiled in the background, unless the options ask for tuning there. Otherwise code of a new shape is compiled in
-    the background, first without measuring, then tuned; `general` answers meanwhile, and for good if its native code
-    leaves fewer nodes to references. The first shape of a session is
-    tuned as the options say before it runs, unless `new_shapes` is "background" or `general` is quick. `source`: the
-    file that a child process can compile; None: this process compiles. ValueError for unknown `new_shapes`.
+    the background, first without measuring, then tuned; `general` answers meanwhile, and permanently if its native code
+    leaves fewer nodes to references. The first shape of a session is tuned as the options say before it runs, unless
+    `new_shapes` is "background" or `general` is quick. `source`: the file that a child process can compile; None: this
+    process compiles. ValueError for unknown `new_shapes`.
     """
     if new_shapes not in _NEW_SHAPES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _NEW_SHAPES))}")

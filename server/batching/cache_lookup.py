@@ -97,6 +97,6 @@ class CacheLookup:
 
 
 def _key(entry: Entry) -> bytes:
-    """What the outputs of a request depend on: its inputs, and to how many tokens its texts are truncated."""
+    """The cache key of a request: a digest of its inputs, and the token limit of its texts if it sets one."""
     digest = inputs_digest(entry.inputs)
     return b"%b %d" % (digest, entry.most_tokens) if entry.most_tokens else digest

@@ -8,7 +8,7 @@ from typing import ClassVar
 from lathe.core.ir.dims import has_only_sizes
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
-from lathe.core.kernels.resize.image import channels_first, image_of, scales_of
+from lathe.core.kernels.resize.image import changed_axes, channels_first, image_of, scales_of
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 
@@ -73,9 +73,7 @@ def dynamic_resize(request: Request) -> KernelCall | None:
     scales = scales_of(node, len(before))
     if scales is None:
         return None
-    pairs = zip(before, after, scales, strict=True)
-    resized = [axis for axis, (old, new, scale) in enumerate(pairs) if old != new or scale not in (None, 1.0)]
-    image = image_of(node, resized)
+    image = image_of(node, changed_axes(before, after, scales))
     if image is None:
         return None
     planes, rows, columns = (

@@ -11,6 +11,7 @@ from lathe.core.ir.graph import Node
 from lathe.core.ir.types import Dim
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.ops.image.resize import resized_axes
+from lathe.core.ops.nn.spatial import channels_last, first_shape
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import Call
 
@@ -48,8 +49,14 @@ def image_of(node: Node, resized: Collection[int]) -> Image | None:
 
 def channels_first(node: Node, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """The extents of an image in the order N, C, D1.., whatever the node's layout."""
-    order = _order(node, len(shape))
-    return tuple(shape[order.index(axis)] for axis in range(len(shape)))
+    view = registry.NodeView(registry.get(node.op), node)
+    return first_shape(view, shape) if channels_last(view) else tuple(shape)
+
+
+def changed_axes(before: Sequence[Dim], after: Sequence[Dim], scales: Sequence[float | None]) -> list[int]:
+    """The axes that a Resize changes: those of another extent, or of a scale (see `scales_of`) other than 1."""
+    pairs = zip(before, after, scales, strict=True)
+    return [axis for axis, (old, new, scale) in enumerate(pairs) if old != new or scale not in (None, 1.0)]
 
 
 def scales_of(node: Node, rank: int) -> Sequence[float | None] | None:

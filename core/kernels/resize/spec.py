@@ -13,7 +13,7 @@ from lathe.core.ir.dim import evaluate, symbols
 from lathe.core.ir.graph import Array, Node
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
-from lathe.core.kernels.resize.image import channels_first, image_of, scales_of
+from lathe.core.kernels.resize.image import changed_axes, channels_first, image_of, scales_of
 from lathe.core.kernels.shared.attributes import attribute
 from lathe.core.kernels.shared.nest import has_plannable_types, traffic
 from lathe.core.ops.image.resize import Samples, samples_by_axis
@@ -96,11 +96,11 @@ def resize(request: Request) -> KernelCall | None:
 
 def _has_small_tables(node: Node, shape: Sequence[Dim], result: Sequence[Dim]) -> bool:
     """Whether each axis that may be resized has at most `_MOST_RESULTS` results."""
-    scales: Sequence[float | None] = scales_of(node, len(shape)) or [0.0] * len(shape)
+    scales = scales_of(node, len(shape))
     crops = attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize"
-    kept = [old == new and scale in (None, 1.0) for old, new, scale in zip(shape, result, scales, strict=True)]
-    small = [not isinstance(dim, int) or dim <= _MOST_RESULTS for dim in result]
-    return all(is_small or (is_kept and not crops) for is_small, is_kept in zip(small, kept, strict=True))
+    axes = range(len(shape)) if scales is None or crops else changed_axes(shape, result, scales)
+    extents = [result[axis] for axis in axes]
+    return all(extent <= _MOST_RESULTS for extent in extents if isinstance(extent, int))
 
 
 def _axis_taps(size: int, samples: Samples | None) -> Taps:

@@ -95,10 +95,10 @@ class ShapeCompiler:
     """How code for a shape is compiled.
 
     `now` compiles in the calling thread. `later` are stages in the background. If a stage returns None, the stand-in
-    goes on serving the shape. Stage 0 compiles instead of `now`, for a shape that no run has to wait for. Each further
-    stage replaces the code of the one before, or of `now`, unless that code is `last`. Without stages, a run waits for
-    code of its shape, unless the stand-in serves it. `is_cached` says whether `now` only has to load cached code.
-    `general` is the stand-in, if there is one.
+    serves the shape permanently. Stage 0 compiles instead of `now`, for a shape that no run has to wait for. Each
+    further stage replaces the code of the one before, or of `now`, unless that code is `last`. Without stages, a run
+    waits for code of its shape, unless the stand-in serves it. `is_cached` says whether `now` only has to load cached
+    code. `general` is the stand-in, if there is one.
 
     While no shape is cached, as in the first run of a session, or only shapes whose code is a placeholder
     (`serves_none`), a run waits for code of its shape, unless `first` is true or the stand-in is quick. With `first`,

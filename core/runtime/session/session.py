@@ -375,24 +375,24 @@ class Session:
     def _run(self, given: RunInputs) -> list[Any]:
         """The outputs in the model's order, by the code of this shape, or by the stand-in for shapes without code.
 
-        If that code does not serve the batch size, code for just this batch size runs."""
-        n = given.rows
+        If that code does not serve the batch size, code for just this batch size runs.
+        """
         with self._shapes.enter(given.binding, given.earlier_runs) as shape:
             results = self._shapes.stand_in_answer(shape, given)
             if results is not None:
                 self._remember_stand_in(shape, given)
                 return results
             with self._code_of(shape) as executable:
-                reason = violated_assumption(batch_assumptions(executable), {"n": n})
+                reason = violated_assumption(batch_assumptions(executable), {"n": given.rows})
                 if not reason and given.record is not None:
-                    return run_recorded(executable, n, given.arrays, given.record)
+                    return run_recorded(executable, given.rows, given.arrays, given.record)
                 if not reason:
-                    results = executable.run(n, given.arrays)
+                    results = executable.run(given.rows, given.arrays)
                     every = not given.binding and not batch_assumptions(executable)
-                    self._calls.keep(given.arrays, n, executable, shape, partial(_call_of, executable), every)
+                    self._calls.keep(given.arrays, given.rows, executable, shape, partial(_call_of, executable), every)
                     return results
-        earlier = shape.runs_by_rows.get(n, 0)
-        return self._run(replace(given, binding=self._bind_batch(n, given.binding, reason), earlier_runs=earlier))
+        alone = self._bind_batch(given.rows, given.binding, reason)
+        return self._run(replace(given, binding=alone, earlier_runs=shape.runs_by_rows.get(given.rows, 0)))
 
     def _remember_stand_in(self, shape: Shape, given: RunInputs) -> None:
         """Register the stand-in in the call cache, so that further runs of these sizes take the short path."""

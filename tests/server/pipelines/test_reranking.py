@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from lathe.server.access.quotas import Quota, Quotas
-from tests.server.pipelines.test_examples import Running, embed_by_hand, running  # noqa: F401 - a fixture
+from tests.server.pipelines.example_server import Running
+from tests.server.pipelines.test_examples import embed_by_hand
 from tests.server.server_thread import until
 
 WORDS = ["iris", "wine", "petal", "sepal", "alcohol", "italian", "flower", "length", "width", "the", "of", "a"]
@@ -100,7 +101,7 @@ def expected_scores(query: str, documents: list[str], most: int = 24) -> list[fl
 
 
 @pytest.fixture(scope="module")
-def url(running: Running, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: F811
+def url(running: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("rerank")
     (folder / "cross.onnx").write_bytes(cross_encoder())
     (folder / "pipeline.toml").write_text(PIPELINE)
@@ -174,10 +175,10 @@ def test_many_documents_share_batches(url: str) -> None:
 
 def test_items_have_the_trace_of_their_request(
     url: str,
-    running: Running,  # noqa: F811
+    running: Running,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    plane = running.plane
     submit, seen = plane.submit, []
 
     def watched(servable: Any, entry: Any, traceparent: str) -> Any:
@@ -196,7 +197,7 @@ def test_items_have_the_trace_of_their_request(
 @pytest.mark.parametrize("route", ["rerank", "embeddings"])
 def test_a_quota_counts_tokens(
     url: str,
-    running: Running,  # noqa: F811
+    running: Running,
     monkeypatch: pytest.MonkeyPatch,
     route: str,
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_quota_counts_tokens(
 
     tokens = sent().json()["usage"]["total_tokens"]
     burst = tokens + 1
-    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    plane = running.plane
     monkeypatch.setattr(plane, "token_quotas", Quotas(Quota(0.01, burst), unit="tokens"))
     assert [sent().status_code for _ in range(2)] == [200, 200]
     before = runs(url, "cross")
@@ -221,7 +222,7 @@ def test_a_quota_counts_tokens(
     assert (tokens - 2) * 100 <= int(refused.headers["retry-after"]) <= tokens * 100
 
 
-def test_a_pipeline_without_an_output_for_tokens_counts_them(url: str, running: Running) -> None:  # noqa: F811
+def test_a_pipeline_without_an_output_for_tokens_counts_them(url: str, running: Running) -> None:
     folder = running.root.parent / "untold"
     folder.mkdir()
     (folder / "pipeline.toml").write_text(PIPELINE.replace('["score", "tokens"]', '["score"]'))
@@ -231,7 +232,7 @@ def test_a_pipeline_without_an_output_for_tokens_counts_them(url: str, running: 
     assert rerank(url, model="untold").json()["usage"] == usage != {"prompt_tokens": 0, "total_tokens": 0}
 
 
-def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running) -> None:  # noqa: F811
+def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running) -> None:
     """Twelve lengths, which nothing fills up. Without packing, each run has pairs of one length, filled up to 16."""
     folder = running.root.parent / "packed"
     folder.mkdir()
@@ -243,7 +244,7 @@ def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running
     running.client.upload("packed", folder / "pipeline.toml")
     documents = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
     expected = expected_scores(QUERY, documents)
-    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+    plane = running.plane
 
     def ranked() -> tuple[int, int]:
         """The numbers of runs, and of tokens in packed runs."""
@@ -261,8 +262,8 @@ def test_pairs_of_different_lengths_share_packed_runs(url: str, running: Running
     until(lambda: ranked()[1] == 0)
 
 
-def test_texts_of_several_requests_share_packed_runs_of_all_steps(url: str, running: Running) -> None:  # noqa: F811
-    plane: Any = running.server.config.app.state.plane  # type: ignore[union-attr]
+def test_texts_of_several_requests_share_packed_runs_of_all_steps(url: str, running: Running) -> None:
+    plane = running.plane
     pool = plane.resolve("embedding").batcher._own["pool"]  # not in the registry, so it has no metrics
     texts = [" ".join(WORDS[: 1 + index % 12]) for index in range(60)]
     alone = {text: embed_by_hand(text) for text in set(texts)}
